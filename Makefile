@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 DOCS_READY := $(VENV)/.ready-docs
 # More than the cores of a small machine: many tests wait for other processes and for time.
-JOBS ?= 4
+JOBS ?= 6
 ARGS ?=
 
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip

@@ -61,6 +61,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each process begins with its share of the slow tests: a run whose last test takes a minute takes a minute longer.
+    At first xdist gives each an equal part of the list.
+    """
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    slow = [each for each in items if each.get_closest_marker("slow")]
+    others = [each for each in items if not each.get_closest_marker("slow")]
+    left, items[:] = len(items), []
+    for number in range(processes):
+        begins = slow[number::processes]
+        rest = max(0, (left - len(items)) // (processes - number) - len(begins))
+        items += begins + others[:rest]
+        del others[:rest]
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()

@@ -72,9 +72,11 @@ FREE = ("PYTHONPATH", "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
 
 
 class ForkServer:
-    """It ends with the process that made it, and with this object."""
+    """It ends with the process that made it, and with this object. It has loaded `modules` besides what all commands
+    need.
+    """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
         self._startup = _startup(environment)
         self._directory = tempfile.mkdtemp()
         self.path = f"{self._directory}/socket"
@@ -83,7 +85,7 @@ class ForkServer:
             listener.listen(64)
             # Pipes, since Python looks at its streams when it starts.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(listener.fileno()), self._directory],
+                [sys.executable, "-m", __name__, str(listener.fileno()), self._directory, *modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -194,8 +196,8 @@ def _startup(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def fork_server() -> ForkServer:
-    return ForkServer(os.environ)
+def fork_server(*modules: str) -> ForkServer:
+    return ForkServer(os.environ, modules)
 
 
 def run_command(
@@ -247,7 +249,7 @@ def forked_program(server: ForkServer) -> list[str]:
 # In the server.
 
 
-def _serve(listener: socket.socket) -> None:
+def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
     import hocket.api
     import hocket.cli
 
@@ -255,7 +257,7 @@ def _serve(listener: socket.socket) -> None:
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             if module.name != "hocket.cli.__main__":
                 importlib.import_module(module.name)
-    for name in LOADED:
+    for name in (*LOADED, *modules):
         importlib.import_module(name)
     assert threading.active_count() == 1
     gc.collect()
@@ -386,5 +388,5 @@ if __name__ == "__main__":
     if os.fork() > 0:
         os._exit(0)
     with socket.socket(fileno=int(sys.argv[1])) as listening:
-        _serve(listening)
+        _serve(listening, sys.argv[3:])
     shutil.rmtree(sys.argv[2])

@@ -45,6 +45,7 @@ def test_a_long_command_connects_and_the_status_shows_it(hocket: Program, tmp_pa
     assert hocket("status", "--json").json["buses"] == []
 
 
+@pytest.mark.slow
 def test_work_goes_on_without_a_server_and_with_one_that_refuses(
     hocket: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,10 +49,11 @@ MOST = {
     "lock list": 111,
 }
 # What a worker on SQLite, with plain handlers and without peers, has no work for: OpenSSL's signatures, secrets,
-# schedules, jobs in git, other databases, servers of buses.
+# schedules, jobs in git, other databases, servers of buses, webhooks.
 IDLE = {
     *("cryptography", "nacl.bindings", "zoneinfo", "cronsim", "psycopg", "nats", "aiohttp", "starlette"),
     *("hocket.extensions.git.git", "hocket.extensions.git.planes", "hocket.log.store_check", "hocket.mesh.services"),
+    *("tomllib", "http.client", "email", "hocket.extensions.webhooks.sending"),
     *(
         "hocket.store.postgres",
         "hocket.store.libsql",

@@ -21,6 +21,7 @@ def lines(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-41")
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -68,6 +68,7 @@ def test_the_stamp_is_in_the_signed_bytes(hocket: Program, tmp_path: Path) -> No
         assert b"\xfe" + mark in data
 
 
+@pytest.mark.slow
 @pytest.mark.req("BB-16")
 def test_two_reverbs_write_a_window_once(tmp_path: Path) -> None:
     quick = json.dumps({"cluster_id": "acme", "initial_bpm": 120, "bar_len_beats": 4})

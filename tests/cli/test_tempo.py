@@ -55,6 +55,7 @@ def test_work_takes_its_tempo_from_an_option_or_from_the_home(hocket: Program, t
     assert "line 2: initial_bpm: 0 is not allowed" in hocket("work", "--tempo", other, code=2).sentence
 
 
+@pytest.mark.slow
 @pytest.mark.req("BB-08")
 def test_a_worker_weighs_promises_only_if_it_is_told_to(hocket: Program, tmp_path: Path) -> None:
     (hocket.home / "tempo.yaml").write_text(POLICY)

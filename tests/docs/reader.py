@@ -61,20 +61,12 @@ def commands(block: Block) -> list[Command]:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """A shell where `hocket` and `python` are this checkout's, and the home directory is empty. Commands that stay are
-    started as a reader starts them.
-    """
+    """A shell where `hocket` and `python` are this checkout's, and the home directory is empty."""
     tools = directory / "tools"
     tools.mkdir()
-    real, forked = f'"{sys.executable}" -m hocket.cli', shlex.join(forked_program(_server()))
-    for name, line in (
-        (
-            "hocket",
-            f'case "$1" in serve|work) exec {real} "$@";; *) exec {forked} "$@";; esac',
-        ),
-        ("python", f'exec "{sys.executable}" "$@"'),
-    ):
-        (tools / name).write_text(f"#!/bin/sh\n{line}\n")
+    forked = shlex.join(forked_program(_server()))
+    for name, program in (("hocket", forked), ("python", f'"{sys.executable}"')):
+        (tools / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
         (tools / name).chmod((tools / name).stat().st_mode | stat.S_IXUSR)
     home = directory / "me"
     home.mkdir()

@@ -77,6 +77,28 @@ def test_two_agents(tmp_path: Path):
     )
 
 
+@pytest.mark.touches("LW-37", "LW-41")
+def test_render_farm(tmp_path: Path):
+    out = run(tmp_path, EXAMPLES / "render_farm" / "run.py").stdout
+    assert out.startswith("12 frames, 37020 bytes of film, 1 worker killed\n")
+    assert re.search(r"^frame 5 was begun by the killed worker, and finished under fence [2-9]$", out, re.MULTILINE), (
+        out
+    )
+
+
+@pytest.mark.touches("LW-41")
+def test_inference(tmp_path: Path):
+    out = run(tmp_path, EXAMPLES / "inference" / "run.py").stdout
+    assert re.match(r"20 answers in \d+ batches\nthe device cost something", out), out
+
+
+@pytest.mark.touches("LW-41")
+def test_nightly(tmp_path: Path):
+    out = run(tmp_path, EXAMPLES / "nightly" / "run.py").stdout
+    assert "2 targets are built from one commit and published, 10240 bytes each" in out
+
+
+@pytest.mark.slow
 @pytest.mark.touches("LW-02", "LW-05", "LW-37", "LW-39", "LW-40", "LW-41", "VX-01", "VX-07")
 def test_the_tour(tmp_path: Path):
     done = run(tmp_path, EXAMPLES / "tour.py", "--base", tmp_path / "run")

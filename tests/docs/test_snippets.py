@@ -25,6 +25,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.slow
 @pytest.mark.touches("VX-01")
 @pytest.mark.parametrize("page", LITERAL, ids=name)
 def test_a_reader_can_follow_the_page(page: Path, tmp_path: Path):
@@ -41,6 +42,7 @@ def test_a_reader_can_follow_the_page(page: Path, tmp_path: Path):
     assert len(done) == len(typed), f"{name(page)}:{typed[len(done)].line}: $ {typed[len(done)].text}\ndid not end"
 
 
+@pytest.mark.slow
 @pytest.mark.touches("VX-01", "LW-41")
 @pytest.mark.parametrize("page", PROGRAMS, ids=name)
 def test_the_python_on_the_page_runs(page: Path, tmp_path: Path):

@@ -8,6 +8,7 @@ import pytest
 from tests.scenarios.machines import machines
 
 
+@pytest.mark.slow
 @pytest.mark.req("VX-04")
 def test_a_newcomer_grants_itself_no_lock(tmp_path: Path) -> None:
     """It would give fence 1, which the coordinator may have given long ago."""

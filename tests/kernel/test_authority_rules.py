@@ -358,7 +358,7 @@ def test_what_cannot_be_judged_is_not_admitted() -> None:
         for name_, op in by_name.items():
             if isinstance(op, v.DelegateUcan | v.RevokeUcan | v.DesignateCoordinator | v.RouteKind | v.AcceptWork):
                 continue
-            if isinstance(op, DefineKind | BreakLock | SetAvailability | v.ApproveJob | v.RefuseJob):
+            if isinstance(op, DefineKind | BreakLock | SetAvailability | v.ApproveJob | v.RefuseJob | v.EraseContent):
                 continue  # rights of their own
             told = ("IngestEvidence", "CreateClaim", "Sanitised", "ScheduleJob", "SetSchedule", "ClearSchedule")
             narrowed = PLACE.get(name_, ("Claim",))[0] == resource and name_ not in told

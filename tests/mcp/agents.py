@@ -20,6 +20,8 @@ from tests.server.served import ROOT, environment
 # Both revisions of the protocol: the client asks which the server speaks, or shakes hands as before.
 REVISIONS = ("auto", "legacy")
 PATIENCE_S = 120.0
+# What `hocket mcp` loads first takes a second.
+MCP = "hocket.mcp.stdio"
 
 
 def new_home(path: Path) -> Path:
@@ -67,7 +69,7 @@ async def agent(
     client.
     """
     pid_file = home.parent / f"{name}.pid"
-    words = [*(program or forked_program(fork_server())), "--home", str(home), "mcp", "--agent", name, *options]
+    words = [*(program or forked_program(fork_server(MCP))), "--home", str(home), "mcp", "--agent", name, *options]
     script = f"echo $$ > {shlex.quote(str(pid_file))}; exec {shlex.join(words)}"
     server = StdioServerParameters(command="sh", args=["-c", script], env=environment({}), cwd=str(ROOT))
     async with Client(server, mode=revision, **given) as client:

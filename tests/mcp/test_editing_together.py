@@ -24,7 +24,7 @@ from hocket.families.locks.facts import AcquireLocks, ReleaseLocks
 from hocket.node.runtime import Runtime
 from tests.cli.fork_server import fork_server, forked_program, run_command
 from tests.histories.lock_log import Grant, lock_grants
-from tests.mcp.agents import new_home
+from tests.mcp.agents import MCP, new_home
 from tests.mcp.editing_agent import PLACES, lines_of
 from tests.server.served import PATIENCE_S, ROOT, environment
 
@@ -114,7 +114,7 @@ class Editing:
 async def editing_agent(home: Path, repository: Path, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """It ends with its stdin."""
     words = [sys.executable, "-m", "tests.mcp.editing_agent", str(home), str(repository), name]
-    words += forked_program(fork_server())
+    words += forked_program(fork_server(MCP))
     process = await asyncio.create_subprocess_exec(
         *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment({})
     )
@@ -136,6 +136,7 @@ async def heard(process: asyncio.subprocess.Process) -> dict[str, Any]:
     return msgspec.json.decode(line, type=dict[str, Any])
 
 
+@pytest.mark.slow
 @pytest.mark.req("VX-01", "VX-03", "VX-04")
 @pytest.mark.parametrize(
     "size", [SMALL, pytest.param(WHOLE, marks=[pytest.mark.soak, pytest.mark.timeout(7000)])], ids=["small", "whole"]

@@ -164,6 +164,7 @@ def test_lists_have_ten_lines_and_a_cursor(tmp_path: Path):
     run(work)
 
 
+@pytest.mark.slow
 @BOTH
 def test_resources_are_read_and_watched(home: Path, revision: str):
     async def work() -> None:

@@ -39,6 +39,7 @@ def served(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "revision"), [("stdio", "auto"), ("http", "auto"), ("http", "legacy")])
 def test_the_typescript_client_does_all_that_agents_do(packages: Path, served: Served, way: str, revision: str):
     if way == "stdio":

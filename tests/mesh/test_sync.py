@@ -47,6 +47,7 @@ class Between:
         return [f"{request.method} {request.path}" for request in self.asked]
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-40")
 def test_a_first_sync_streams_and_the_next_batch_is_fetched_while_one_is_verified(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:

@@ -4,11 +4,14 @@ is an error.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +21,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, e
 
 import hocket
 from hocket.node.runtime import Runtime
+from hocket.page.actions import ACTIONS
 from tests.page.test_views import HIDDEN, MARKUP, fill
 from tests.ports import free_port
 from tests.server.served import Served, serving
@@ -28,6 +32,12 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 PATIENCE_MS = 60_000
 OTHERS = ("/", "/jobs", "/mesh", "/coordination", "/log")
 SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 800}}
+# Contrast depends on the scheme and width on the size, so that each once shows them.
+OTHER_LOOKS = [pytest.param(*each, marks=pytest.mark.soak) for each in (("wide", "dark"), ("phone", "light"))]
+LOOKS = [("wide", "light"), ("phone", "dark"), *OTHER_LOOKS]
+
+# What the policy of the page refuses is a complaint, whether the console shows it or not.
+REPORTS = "addEventListener('securitypolicyviolation', each => console.error(`refused: ${each.violatedDirective}`))"
 
 expect.set_options(timeout=PATIENCE_MS)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install Debian's package `chromium`")
@@ -56,6 +66,7 @@ def entered(browser: Browser, served: Served, *options: str, **context: Any) -> 
         opened.set_default_timeout(PATIENCE_MS)
         page = opened.new_page()
         page.on("console", heard)
+        page.add_init_script(REPORTS)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(command(served.home, "page", "--no-open", *options).stdout.strip())
         yield page, complaints
@@ -96,8 +107,8 @@ def test_every_view_is_quiet_and_its_foreign_text_does_nothing(browser: Browser,
         assert complaints == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "scheme"), LOOKS)
 def test_axe_finds_nothing_to_mend(browser: Browser, served: Served, jobs: dict[str, str], scheme: str, size: str):
     # axe puts its own script into the page, which the policy refuses.
     look = {"color_scheme": scheme, "viewport": SIZES[size], "bypass_csp": True}
@@ -164,32 +175,44 @@ def shown_jobs(page: Page) -> dict[str, str]:
     return dict(rows)
 
 
-def test_what_a_watching_browser_shows_is_what_the_shell_shows(browser: Browser, served: Served):
-    with entered(browser, served) as (page, complaints):
+def test_what_a_watching_browser_shows_is_what_the_shell_shows(browser: Browser, served: Served, tmp_path: Path):
+    """A hundred jobs come: some end, some fail, some run and some wait."""
+
+    def run(ctx: hocket.Context, number: int = 0) -> None:
+        if number % 3 == 0:
+            raise RuntimeError("every third one fails")
+
+    def rest(ctx: hocket.Context) -> None:
+        wait_for((tmp_path / "gate").exists, "the gate")
+
+    ends, rests = hocket.job("watched.one", retries=0)(run), hocket.job("watched.two", retries=0)(rest)
+    with (
+        entered(browser, served) as (page, complaints),
+        closing(hocket.open_sync(served.home)) as node,
+        closing(hocket.open_sync(served.home)) as other,
+        ThreadPoolExecutor(1) as thread,
+    ):
         first = command(served.home, "submit", "watched.one", "{}").stdout.split()[-1]
         page.goto(f"{served.address}/jobs?kind=watched.")
         is_live(page)
-
-        def run(ctx: hocket.Context, number: int = 0) -> None:
-            if number % 3 == 0:
-                raise RuntimeError("every third one fails")
-
-        job_type = hocket.job("watched.one", retries=0)(run)
-        with closing(hocket.open_sync(served.home)) as node:
-            for number in range(60):
-                node.submit(job_type, number=number)
-            work(node, job_type)
-            for _ in range(30):
-                node.submit(job_type)
+        for number in range(60):
+            node.submit(ends, number=number)
+        work(node, ends)
+        resting = other.submit(rests)
+        working = thread.submit(lambda: other.work([rests], until_idle=True, signals=False))
+        wait_for(lambda: resting.status()["state"] == "running", "a job that runs")
+        node.submit_many([(ends, {})] * 38)
         button = page.get_by_role("button", name="show")
-        expect(button).to_contain_text("90 new")
+        expect(button).to_contain_text("99 new")
         # The line that was there has changed in its place, and no other has come under the reader's eyes.
         assert shown_jobs(page) == {first: "failed"}
         button.click()
         listed = json.loads(command(served.home, "jobs", "--kind", "watched.", "--limit", "100", "--json").stdout)
         told = {each["job_id"]: each["stage"] for each in listed}
-        assert shown_jobs(page) == told and set(told.values()) == {"failed", "succeeded", "ready"}
+        assert shown_jobs(page) == told and set(told.values()) == {"failed", "succeeded", "ready", "running"}
         assert complaints == []
+        (tmp_path / "gate").touch()
+        working.result()
 
 
 def test_what_a_job_sends_grows_before_the_reader(browser: Browser, served: Served, tmp_path: Path):
@@ -285,13 +308,98 @@ def test_an_open_page_survives_a_restart_of_the_server(browser: Browser, tmp_pat
         opened.__exit__(None, None, None)
 
 
-def test_no_site_can_put_the_page_into_a_frame(browser: Browser, served: Served, tmp_path: Path):
-    with entered(browser, served) as (page, _):
-        frame_page = tmp_path / "frame.html"
-        frame_page.write_text(f'<iframe src="{served.address}/jobs"></iframe>')
-        page.goto(f"file://{frame_page}")
-        frames = [each for each in page.frames if urlsplit(each.url).path == "/jobs"]
-        assert not [each for each in frames if each.locator("#jobs").count()]
+class FramingSite(BaseHTTPRequestHandler):
+    """Another server of this machine, so that browsers send it the page's cookie."""
+
+    framed = ""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(f'<iframe src="{self.framed}"></iframe>'.encode())
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+def test_no_site_can_put_the_page_into_a_frame(browser: Browser, served: Served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FramingSite, "framed", f"{served.address}/jobs")
+    with entered(browser, served) as (page, complaints), HTTPServer(("127.0.0.1", 0), FramingSite) as site:
+        Thread(target=site.serve_forever, daemon=True).start()
+        sent: list[str] = []
+        page.on("request", lambda request: sent.append(request.all_headers().get("cookie", "")))
+        page.goto(f"http://127.0.0.1:{site.server_port}/")
+        wait_for(lambda: page.wait_for_timeout(50) or complaints, "the browser to refuse the frame")
+        assert "frame" in complaints[0] and any(each.startswith("hocket_") for each in sent)
+        assert not page.frame_locator("iframe").locator(".brand").count()
+        site.shutdown()
+
+
+def test_every_action_is_done_by_mouse(browser: Browser, tmp_path: Path):
+    home = tmp_path / "home"
+    Runtime.init(home, name="box").close()
+    fill(home)
+
+    def submitted(kind: str, *words: str) -> str:
+        return command(home, "submit", kind, "{}", *words).stdout.split()[-1]
+
+    with serving(home) as served, entered(browser, served, "--agent", "ada") as (page, complaints):
+        done: set[str] = set()
+        page.on("request", lambda each: done.add(urlsplit(each.url).path) if each.method == "POST" else None)
+
+        def act(place: str, verb: str, notice: str) -> None:
+            """Presses a button, and that of the question, if there is one."""
+            page.goto(f"{served.address}{place}")
+            page.get_by_role("button", name=verb, exact=True).first.click()
+            if verb.endswith("…"):
+                expect(page.locator("form.confirm")).to_be_visible()
+                page.locator("form.confirm button.primary").click()
+            expect(page.locator("#news")).to_contain_text(notice)
+
+        one = f"/jobs/{submitted('walk.one')}"
+        act(one, "Postpone…", "Moved the start of the job")
+        act(one, "Cancel…", "Cancelled the job")
+        act(one, "Retry", "Retried the job")
+        for _ in range(2):
+            submitted("walk.many")
+        many = "/jobs?kind=walk.many"
+        act(many, "Postpone all…", "Moved the start of 2 of 2 jobs")
+        act(many, "Cancel all…", "Cancelled 2 of 2 jobs")
+        act(f"{many}&state=cancelled", "Retry all…", "Retried 2 of 2 jobs")
+        act(f"/jobs/{submitted('walk.asks', '--approval-by', 'ada')}", "Approve…", "Approved the job")
+        act(f"/jobs/{submitted('walk.asks', '--approval-by', 'ada')}", "Refuse…", "Refused the job")
+        act("/mesh", "Drain…", "takes no new jobs")
+        act("/mesh", "Resume", "takes jobs again")
+        act("/mesh", "Quarantine…", "gets no jobs")
+        act("/coordination", "Break…", "Broke the lock")
+        act("/coordination", "Deliver again", "is delivered again")
+        act("/coordination", "Merge…", "The conflict is resolved")
+        assert done == {f"/do/{name}" for name in ACTIONS}
+        assert complaints == []
+
+
+def test_an_id_is_copied_without_the_clipboard_of_secure_pages(browser: Browser, served: Served, jobs: dict[str, str]):
+    with entered(browser, served) as (page, complaints):
+        page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+        page.goto(f"{served.address}/jobs/{jobs['failed']}")
+        page.get_by_role("button", name="Copy").click()
+        expect(page.locator("#news")).to_have_text("Copied.")
+        page.locator("#search").focus()
+        page.keyboard.press("Control+V")
+        expect(page.locator("#search")).to_have_value(jobs["failed"])
+        assert complaints == []
+
+
+def test_times_go_on_in_the_words_of_the_server(browser: Browser, served: Served, jobs: dict[str, str]):
+    with entered(browser, served) as (page, complaints):
+        page.clock.install()
+        page.goto(f"{served.address}/jobs/{jobs['ready']}")
+        is_live(page)
+        submitted = page.locator("#facts time").first
+        for hours, words in ((1, r"^\d+ min ago$"), (2, r"^\d h ago$"), (72, r"^3 d ago$")):
+            page.clock.fast_forward(hours * 3_600_000)
+            expect(submitted).to_have_text(re.compile(words))
+        assert complaints == []
 
 
 def test_an_old_session_tells_the_reader_to_enter_again(browser: Browser, served: Served):

@@ -5,11 +5,13 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+import hocket
 from hocket.node.runtime import Runtime
 from tests.cli.fork_server import start_command
 from tests.page.visitors import Visitor
@@ -178,3 +180,27 @@ def test_an_op_of_another_node_is_verified(tmp_path: Path):
         wait_for(lambda: visitor.get(f"/jobs/{job}").status == 200, "the job of the other node")
         story = visitor.get(f"/jobs/{job}").html.partition('id="story"')[2].partition("</table>")[0]
         assert re.search(r'class="state verified">.*?verified</span>', story) and "far" in story
+
+
+def test_what_another_node_offered_and_the_coordinator_accepted_is_one_line(tmp_path: Path):
+    home, far = tmp_path / "home", tmp_path / "far"
+
+    def run(ctx: hocket.Context) -> None:
+        raise RuntimeError(f"it broke {SCRIPT}")
+
+    job_type = hocket.job("far.work", retries=0)(run)
+    Runtime.init(home, name="box").close()
+    with serving(home) as served:
+        invitation = command(home, "invite", "helper", "--worker", "far.", "--json").stdout
+        assert command(far, "join", json.loads(invitation)["token"]).returncode == 0
+        job = command(home, "submit", "far.work", "{}").stdout.split()[-1]
+        with closing(hocket.open_sync(far)) as node:
+            node.work([job_type], until_idle=True, signals=False)
+        visitor = Visitor(served)
+        shown = visitor.get(f"/jobs/{job}")
+        story = shown.text.partition("What happened")[2].partition("Download")[0]
+        # The worker did it, although the coordinator wrote the ops that count.
+        assert re.search(r"claimed helper 1 ", story) and re.search(r"failed helper 1 .*it broke <script>", story)
+        assert story.count("claimed") == story.count(" failed ") == 1
+        assert "does not count" not in story and "AcceptWork" not in story and "accepts 01" not in story
+        assert "which accepts" in shown.html

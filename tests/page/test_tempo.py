@@ -16,6 +16,7 @@ from tests.page.test_views import HIDDEN, MARKUP
 from tests.page.visitors import Form, Shown, Visitor
 from tests.server.served import Served, serving
 from tests.server.served import hocket as command
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,18 @@ def test_the_view_shows_promises_budgets_and_costs_by_account(visitor: Visitor, 
     budgets = shown.text.partition("Budgets of")[2].partition("Costs by account")[0]
     assert tempo_home[1][-6:] in budgets and "0 of 8" in budgets and "ends at bar+4" in budgets
     told = json.loads(command(tempo_home[0], "cost", "--by", "account", "--json").stdout)
-    costs = shown.text.partition("Costs by account")[2]
-    assert f"{told['rows'][0]['cost']:.6g}" in costs and told["rows"][0]["name"] in costs and told["total"]["cost"] > 0
+
+    def costs() -> str:
+        return visitor.get("/tempo").text.partition("Costs by account")[2]
+
+    wait_for(lambda: told["rows"][0]["name"] in costs(), "the server to count")
+    assert f"{told['rows'][0]['cost']:.6g}" in costs() and told["total"]["cost"] > 0
+
+
+def test_the_first_view_has_the_alarms_of_the_newest_window(visitor: Visitor):
+    sentence = visitor.get("/").text.partition("need")[2]
+    assert "raised promise_miss_rate and overrun_rate" in sentence
+    assert "promise_miss_rate" not in Visitor(visitor.served, "--may", "mesh:read").get("/").text
 
 
 def test_a_node_without_tempo_says_how_to_get_one(tmp_path: Path):

@@ -13,7 +13,7 @@ import hocket
 from hocket.extensions.tempo.score import read_score
 from hocket.node.runtime import Runtime
 from tests.page.tempo_home import fill_tempo
-from tests.page.test_browser import CHROMIUM, SIZES, browser, entered, is_live
+from tests.page.test_browser import CHROMIUM, LOOKS, SIZES, browser, entered, is_live
 from tests.server.served import Served, serving
 
 __all__ = ["browser"]
@@ -66,9 +66,9 @@ def test_tempo_and_sheet_are_quiet_and_axe_finds_nothing(browser: Browser, tempo
         assert complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("BB-19")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "scheme"), LOOKS)
 def test_axe_finds_nothing_to_mend(browser: Browser, served: Served, scheme: str, size: str):
     look = {"color_scheme": scheme, "viewport": SIZES[size], "bypass_csp": True}
     with entered(browser, served, **look) as (page, _):

@@ -5,12 +5,18 @@ import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import segno
 
 import hocket
 from hocket.api.rows import ConflictShown
+from hocket.kernel.ids import content_hash, node_id, node_text
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ucan import Capability, issue
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.node.runtime import Runtime
 from hocket.page.rendering import JSON_CHARS_MAX
 from hocket.page.views.coordination import proposal
 from tests.page.visitors import Shown, Visitor
@@ -73,8 +79,8 @@ def test_locks_messages_and_conflicts_are_shown_and_decided(visitor: Visitor, se
     shown = visitor.get("/coordination")
     assert "file:<b>src</b>.py" in shown.text and "<i>editor" in shown.text and MARKUP in shown.text
     assert {"Break…", "Deliver again", "Take this…"} <= shown.verbs
-    (link,) = [named["href"] for tag, named in shown.tags if named.get("href", "").startswith("/messages/")]
-    told = visitor.get(link)
+    links = [named["href"] for tag, named in shown.tags if named.get("href", "").startswith("/messages/")]
+    told = visitor.get(links[-1])
     assert MARKUP in told.text and "script" not in {tag for tag, named in told.tags if named.get("type") != "module"}
     done = visitor.send(visitor.send(shown.form("Break…")).form("Break"))
     assert "Broke the lock file:<b>src</b>.py." in done.text and "There are no locks." in done.text
@@ -93,8 +99,9 @@ def test_a_conflict_is_merged_by_hand(visitor: Visitor, served: Served, shared: 
     forms = [each for each in visitor.get("/coordination").forms if each.verb == "Merge…"]
     form = next(each for each in forms if each.fields["conflict"] in open_conflicts(served, "merged"))
     assert visitor.send(form, value="{", confirmed="yes").status == 400
-    asked = visitor.send(form, value=json.dumps({"colour": MARKUP, "kept": 2**70}))
-    assert "Make this the value of the row?" in asked.text and MARKUP[:20] in asked.text
+    # As browsers send it: with the ends of lines of forms.
+    asked = visitor.send(form, value=json.dumps({"colour": MARKUP, "kept": 2**70}, indent=1).replace("\n", "\r\n"))
+    assert "Make this the value of the row?" in asked.text and MARKUP[:20] in asked.text and "\\r" not in asked.text
     visitor.send(asked.form("Take this"))
     row = json.loads(command(served.home, "rows", "get", "memories", "merged", "--json").stdout)
     assert row["value"] == {"colour": MARKUP, "kept": 2**70} and open_conflicts(served, "merged") == []
@@ -342,7 +349,7 @@ def test_a_pending_job_is_postponed_and_its_story_says_so(visitor: Visitor, serv
     assert "Moved the start of the job" in done.text and "not before" in done.text
     assert "postponed" in done.text.partition("What happened")[2] and "no disk (by ada)" in done.text
     asked = visitor.send(visitor.get("/jobs?kind=moved.one").form("Postpone all…"))
-    assert "Postpone 1 jobs?" in asked.text
+    assert "Postpone 1 job?" in asked.text
     assert "Moved the start of 1 of 1 jobs." in visitor.send(asked.form("Postpone all"), delay_ms="0").text
     assert json.loads(command(served.home, "show", job, "--json").stdout)["stage"] == "ready"
     assert "Postpone…" not in visitor.get(f"/jobs/{jobs['succeeded']}").verbs
@@ -382,3 +389,59 @@ def test_the_owner_answers_what_a_job_asks(visitor: Visitor, served: Served):
     assert f"Answered what the job {job} asked." in done.text and "It asks" not in done.text
     assert work.end(held, "ask", **ask).json["answer"] == "the first"
     assert visitor.post("/do/answer_job", {**shown.form("Answer").fields, "text": "again"}).status == 409
+
+
+def test_threads_are_listed_with_their_newest_message(visitor: Visitor, served: Served):
+    first = command(served.home, "send", "thread-reader", "the question", "--agent", "asker").stdout.split()[0]
+    command(served.home, "send", "asker", f"the answer {MARKUP}", "--agent", "thread-reader", "--reply-to", first)
+    shown = visitor.get("/coordination")
+    row = shown.html.partition(f'id="thread-{first}"')[2].partition("</tr>")[0]
+    assert "the answer" in row and "the question" not in row and '<td class="number">2</td>' in row
+    assert "the question" in visitor.get(f"/messages/{first}").text
+    other = Visitor(served, "--may", "mesh:read", "--may", "inbox:read:someone-else")
+    assert "the answer" not in other.get("/coordination").text
+    assert "the answer" not in Visitor(served, "--may", "mesh:read").get("/coordination").text
+
+
+def test_each_job_that_the_log_names_is_a_page(visitor: Visitor, served: Served, jobs: dict[str, str]):
+    def run(ctx: hocket.Context) -> None:
+        ctx.artifact(b"made", type="text.plain")
+
+    job_type = hocket.job("logged.artifact")(run)
+    with closing(hocket.open_sync(served.home)) as node:
+        node.submit(job_type)
+        node.work([job_type], until_idle=True)
+    shown = visitor.get("/log")
+    links = {named["href"] for tag, named in shown.tags if tag == "a" and named.get("href", "").startswith("/jobs/")}
+    assert "artifact.created" in shown.text and links
+    assert {visitor.get(each).status for each in links} == {200}
+
+
+def test_a_node_that_calls_itself_markup_is_shown_by_its_id(visitor: Visitor, served: Served):
+    name, guest = "<img/src=x onerror=alert(1)>", SigningKey(bytes(31) + b"g")
+    with closing(Runtime.open(served.home)) as runtime:
+        # Our own programs refuse such a name.
+        now_s, user = runtime.log.physical() // 1000, runtime.home.user_key()
+        token = issue(user, guest.public, [Capability("Job", "Read", {})], now_s - 60, None, name=name)
+        runtime.log.run(lambda tx: tx.author(DelegateUcan(content_hash(token), token)))
+    for path in ("/", "/mesh", "/log"):
+        shown = visitor.get(path)
+        assert "img" not in {tag for tag, _ in shown.tags} and name not in shown.text
+    assert node_text(node_id(guest.public)) in visitor.get("/mesh").text
+
+
+def test_what_was_done_is_told_to_the_person_and_not_to_a_script(visitor: Visitor, served: Served):
+    job = command(served.home, "submit", "told.one", "{}").stdout.split()[-1]
+    asked = visitor.send(visitor.get(f"/jobs/{job}").form("Cancel…"))
+    assert visitor.post(asked.form("Cancel").action, asked.form("Cancel").fields).status == 303
+    # Another tab of the browser loads itself again just then.
+    assert "Cancelled the job" not in visitor.get("/", **{"X-Scripted": "1"}).text
+    assert "Cancelled the job" in visitor.get(f"/jobs/{job}").text
+
+
+def test_a_change_of_many_is_about_the_text_that_was_searched(visitor: Visitor, jobs: dict[str, str]):
+    shown = visitor.get(f"/jobs?state=failed&error={quote(HIDDEN[:4])}")
+    assert ids(shown) == {jobs["failed"]}
+    asked = visitor.send(shown.form("Retry all…"))
+    assert "Retry 1 job?" in asked.text
+    assert asked.form("Retry all").fields["error"] == HIDDEN[:4]

@@ -24,6 +24,7 @@ def run_script(machine: Machine) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.req("VX-01")
 @pytest.mark.touches("VX-03", "VX-04", "VX-10", "VX-11", "VX-12")
 @pytest.mark.parametrize("place", ["alone", "coordinator", "member"])

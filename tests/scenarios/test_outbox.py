@@ -158,6 +158,7 @@ def test_messages_and_rows_of_the_meantime_are_replayed_in_order_and_exactly_onc
     verify(hub, leaf)
 
 
+@pytest.mark.slow
 @pytest.mark.req("VX-16")
 def test_the_caller_is_told_that_it_waits_here_and_a_running_worker_sends_it(mesh: list[Machine]):
     hub, leaf = mesh

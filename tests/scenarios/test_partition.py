@@ -77,6 +77,7 @@ def jobs(count: int) -> list[dict[str, Any]]:
     return [pair[number % 2] for number in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-09", "LW-32", "LW-37", "LW-39", "LW-40")
 @pytest.mark.parametrize("total", [200, pytest.param(2_000, marks=pytest.mark.soak)])
 def test_cut_heal_and_cut_again(mesh: Mesh, total: int, record_property: Callable[..., None]):

@@ -11,6 +11,7 @@ import hocket
 from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-26", "LW-27", "LW-39")
 def test_a_revoked_node(tmp_path: Path):
     with machines(tmp_path, "owner", "gpu", "phone") as [owner, gpu, phone]:

@@ -28,6 +28,7 @@ def mesh(tmp_path: Path) -> Iterator[list[Machine]]:
         yield [hub, leaf]
 
 
+@pytest.mark.slow
 def test_its_jobs_are_delivered_and_their_results_come_back(mesh: list[Machine]) -> None:
     hub, leaf = mesh
     first = leaf.submit("acme.one", '{"n": 1}')
@@ -78,6 +79,7 @@ def test_its_commands_run_on_a_worker_that_allows_them_and_wait_for_no_other(mes
     until(lambda: hub.is_done(detached), "the command that was submitted and left")
 
 
+@pytest.mark.slow
 def test_while_the_coordinator_is_out_of_reach_it_says_where_the_job_is(
     mesh: list[Machine], caplog: pytest.LogCaptureFixture
 ) -> None:

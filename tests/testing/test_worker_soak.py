@@ -80,6 +80,7 @@ class Turmoil:
 DISTURBANCES = ("kill", "freeze", "lose", "restart", "lose", "kill", "lose")
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-02", "LW-18", "LW-37", "VX-07")
 @pytest.mark.parametrize(
     "jobs",

@@ -25,6 +25,7 @@ LEASE_S = 8.0
 TRIALS_S = 120.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["python", "shell", "typescript", "go"])
 def test_an_example_keeps_every_promise(tmp_path: Path, language: str):
     worker = command(language, tmp_path)
@@ -112,6 +113,7 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_worker_that_breaks_a_promise_is_found(tmp_path: Path):
     source = (WORKERS / "worker.py").read_text("utf-8")
 

@@ -320,6 +320,7 @@ DIVIDED = (DEFINE, AT_ONCE, DEFINE, AT_ONCE, ("designate", "forger"), AT_ONCE, (
 HONEST, LATE = (False, False, False), (True, False, False)
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-51")
 @given(histories)
 @example((ENDED, UNORDERED, None, *HONEST))

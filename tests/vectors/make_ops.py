@@ -105,6 +105,7 @@ PAYLOADS: tuple[v.Payload, ...] = (
     SetAvailability(NODE, Availability.DRAINING, "new disk"),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
     v.Bundle(11, bytes([1]) + B + encode_value(v.VARIANTS[11], v.ClaimWork(A, NODE, 300))),
+    v.EraseContent(A, "acme.render", "asked for by its subject"),
 )  # fmt: skip
 
 

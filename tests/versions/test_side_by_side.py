@@ -78,6 +78,7 @@ def runs_jobs(by: Machine, asked: Machine, kind: str) -> None:
         until(lambda job_id=job_id: asked.show(job_id).get("outcome") == "succeeded", f"{by.name} to do {kind}")  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-34", "LW-30")
 @pytest.mark.timeout(300)
 def test_the_coordinator_is_newer(three: list[Machine], program: Path) -> None:
@@ -133,6 +134,7 @@ def test_the_coordinator_is_older(three: list[Machine], program: Path) -> None:
     verify(owner)
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-34", "LW-46")
 @pytest.mark.touches("LW-51")
 @pytest.mark.timeout(300)
@@ -176,6 +178,7 @@ def test_an_older_program_cannot_join_a_mesh_with_bundles_and_is_told(
     assert refused.code != 0 and "rules" in refused.err
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-34", "LW-41")
 @pytest.mark.timeout(300)
 def test_an_older_worker_does_not_run_a_postponed_job_before_its_time(

@@ -28,6 +28,7 @@ class Kill(NamedTuple):
     held: list[str]
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-02", "LW-18", "LW-37", "VX-07")
 @pytest.mark.touches("LW-05", "LW-09")
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ def test_handlers_that_cannot_be_loaded_again_are_reported_and_tried_again(mesh:
     assert handle.result(PATIENCE_S) == 1
 
 
+@pytest.mark.slow
 def test_native_code_that_keeps_the_interpreter_does_not_lose_its_lease(mesh: Mesh) -> None:
     handle = mesh.node.submit(hocket.kind("hung.gil", lease="3s"), ms=8_000)
     mesh.run(**MODULES, processes=1)
@@ -178,6 +179,7 @@ def test_a_killed_handler_process_loses_its_run_at_once(mesh: Mesh) -> None:
     wait_for(lambda: len(handler_processes(worker)) == 2, "a new process")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_leaves_no_process_behind_not_even_one_that_keeps_the_interpreter(mesh: Mesh) -> None:
     handle = mesh.node.submit(hocket.kind("hung.gil_and_child", lease="1d"))
     idle = mesh.worker(**MODULES, processes=2).up()

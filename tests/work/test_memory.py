@@ -117,6 +117,7 @@ def test_a_forked_child_does_not_keep_a_lock_of_its_parent(tmp_path: Path) -> No
     os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.touches("LW-28")
 def test_no_collection_of_a_server_grows_with_the_jobs_of_other_nodes(tmp_path: Path) -> None:
     """The worker's node asks the coordinator about each job alone, so that there are many exchanges. Used nonces are

@@ -21,6 +21,7 @@ NODES = 6
 REST = hocket.kind("step.rest", lease="60s")
 
 
+@pytest.mark.slow
 @pytest.mark.req("VX-01", "VX-18", "LW-37")
 @pytest.mark.touches("LW-02", "LW-18", "VX-07")
 @pytest.mark.parametrize(

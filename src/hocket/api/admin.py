@@ -24,7 +24,7 @@ from hocket.api import (
 )
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
-from hocket.api.job_operations import job_answers, job_changes, job_logs, job_news, job_submits
+from hocket.api.job_operations import job_answers, job_changes, job_erasure, job_logs, job_news, job_submits
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation, extension_operations
 from hocket.api.workers import claiming, ending
@@ -178,6 +178,7 @@ class _Methods:
     refuse = Method(job_answers.refuse)
     answer = Method(job_answers.answer)
     ask_for_job = Method(claiming.ask_for_job)
+    erase = Method(job_erasure.erase)
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)
     events = StreamMethod(ops.events)

@@ -116,16 +116,26 @@ class JobQuestion(ServiceAnswer, frozen=True):
     asks_you: bool
 
 
+class ErasureShown(ServiceAnswer, frozen=True):
+    """Which node has erased the content of a job, when by its clock, and why."""
+
+    node: str
+    at_ms: int
+    reason: str
+
+
 class JobDetails(JobBrief, frozen=True):
     """Everything about one job, with its ops. `waits_for` says in a sentence why it does not run or what it waits for,
     and `wait_reason` in a word for programs; both are None if the job has ended. `degraded` says
-    what its runs did when the beats of its score ran out. The result, the artifacts and `degraded` are left out for a
+    what its runs did when the beats of its score ran out. `erased` is by whom, when and why its content was erased: the
+    payload is then None, unless its op has it. The result, the artifacts and `degraded` are left out for a
     program that may not read artifacts of this kind.
     """
 
     waits_for: str | None
     wait_reason: WaitReason | None
     payload: Any
+    erased: ErasureShown | None
     options: dict[str, Any]
     after: list[str]
     result: Any
@@ -198,14 +208,18 @@ def _detail(op: OpLine) -> str:
     return op.detail if op.counts else rejected(op)
 
 
-def rejected(op: OpLine) -> str:
-    """Why an op does not count, or not yet, or how the coordinator has decided on it."""
+def is_rejection(reason: str) -> bool:
+    """Whether an op does not count for good; else it does not count yet, or the coordinator has decided on it."""
     from hocket.families.jobs.view import ACCEPTED, REFUSED
     from hocket.kernel.arbitration import Reason
 
+    return reason not in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) and not reason.startswith(REFUSED)
+
+
+def rejected(op: OpLine) -> str:
+    """Why an op does not count, or not yet, or how the coordinator has decided on it."""
     reason = str(op.reason)
-    is_told = reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence, ACCEPTED) or reason.startswith(REFUSED)
-    return reason if is_told else f"REJECTED: {reason}"
+    return f"REJECTED: {reason}" if is_rejection(reason) else reason
 
 
 def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]]:
@@ -236,6 +250,9 @@ def _fields(shown: JobDetails, names: dict[str, str]) -> list[tuple[str, object]
         ("progress", None if shown.progress is None else text(shown.progress)),
     ]
     pairs += [(name, value) for name, value in optional if value]
+    if (erased := shown.erased) is not None:
+        by = names.get(erased.node, erased.node)
+        pairs.append(("erased", f"by {by} at {moment(erased.at_ms)}, because: {erased.reason}"))
     pairs.append(("payload", text(shown.payload)))
     if shown.outcome == "succeeded":
         pairs.append(("result", text(shown.result)))
@@ -255,7 +272,7 @@ def show(service: Service, job: JobText) -> JobDetails:
 
     service.refresh()
     with service.view_of(job) as session:
-        details = view.full(session, view.find(session, job))
+        details = view.full(session, view.find(session, job), service.runtime.blobs)
     waits_for, reason, question = None, None, None
     service.check("Job", "Read", details["kind"])
     job_id = id_of(details["job_id"])
@@ -295,7 +312,7 @@ async def result_of(
 
     def details(session: Session) -> dict[str, Any]:
         found_job(service, session, job, "Read")
-        shown = view.full(session, view.find(session, job))
+        shown = view.full(session, view.find(session, job), service.runtime.blobs)
         service.check("Artifact", "Read", shown["kind"])
         return shown
 

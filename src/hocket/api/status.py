@@ -336,7 +336,7 @@ def status(service: Service) -> NodeStatus:
             peers=[PeerStatus(each.address, each.state, each.detail, each.seen or None) for each in session.peers()],
             breakers=breakers_of(session, home),
             buses=[BusStatus(*msgspec.structs.astuple(each)) for each in running_buses(home.processes)],
-            outbox=_outbox(service, session),
+            outbox=outbox_status(service, session),
             kept=KeptStatus(*((0, None, 0) if service.runtime.spool is None else service.runtime.spool.state())),
             replica=None if service.runtime.replica is None else ReplicaStatus(*service.runtime.replica.state),
         )
@@ -364,7 +364,7 @@ def breakers_of(session: Session, home: Home) -> list[BreakerStatus]:
     return of_stores + of_peers
 
 
-def _outbox(service: Service, session: Session) -> OutboxStatus:
+def outbox_status(service: Service, session: Session) -> OutboxStatus:
     found = outbox(service.runtime.log, session)
     node = None if found.coordinator is None else node_text(found.coordinator)
     return OutboxStatus(found.ops, found.since_ms, node, found.is_away, OUTBOX_OPS_MAX)

@@ -18,6 +18,7 @@ COMMANDS = {
     "show": ("outputs:show_job", "Show everything about one job."),
     "cancel": ("job_commands:cancel", "Cancel a pending or running job, or many."),
     "retry": ("job_commands:retry", "Retry a failed or cancelled job, or many."),
+    "erase": ("api.job_operations.job_erasure:erase", "Erase the content of a job on every node, for good."),
     "approve": ("api.job_operations.job_answers:approve", "Let a job start that waits for your approval."),
     "refuse": ("api.job_operations.job_answers:refuse", "Refuse a job that waits for your approval."),
     "question": ("inbox_commands:question", "Ask who submitted the job of this command, and wait for the answer."),

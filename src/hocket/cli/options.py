@@ -45,6 +45,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
     ("needs", list[str], "LABEL", "Only workers with this label: gpu, or gpu=a100; may be repeated."),
     ("tags", list[str], "TAG", "A word to find it by: nightly, or team=video; may be repeated."),
     ("index", list[str], "PATH", "Find it by this member of its payload: frame, or camera.name; may be repeated."),
+    ("content_apart", str, "SIZE", "Keep a payload or result of this size or more off the log; 0: any. Erasable."),
     ("claim", str, "HOW", "How it finds its worker: first, rendezvous (by rank) or sticky."),
     ("sticky", str, "MEMBER", "For --claim sticky: the member of the payload that is the key."),
     ("claim_timeout", str, "DURATION", "How long each rank waits for the one before; 5s."),

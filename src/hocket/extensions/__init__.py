@@ -126,7 +126,7 @@ register(
     Extension(
         "webhooks",
         operations=("extensions.webhooks.operations",),
-        tasks={"sending webhooks": "extensions.webhooks.sending:sending"},
+        tasks={"sending webhooks": "extensions.webhooks.turns:sending"},
         commands={
             "webhook": ("extensions.webhooks.operations:commands", "Send events to other programs."),
         },

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.errors import Conflict, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.families.access import NodeAccess
 from hocket.families.blobs import GARBAGE_AGE_S, Blobs
+from hocket.families.jobs import apart
 from hocket.families.jobs.requests import Content, creation
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import hlc_text
@@ -138,7 +139,9 @@ def content(session: Session, blobs: Blobs, artifact: Artifact, fetch: Fetch | N
     return data
 
 
-def check_kept(session: ArtifactSession, artifact: Artifact) -> None:
+def check_kept(session: Session, artifact: Artifact) -> None:
+    if artifact.source_job is not None:
+        apart.check_kept(session, artifact.source_job)
     if session.is_evicted(artifact.id):
         raise Conflict(f"artifact {ulid_text(artifact.id)} was evicted; its content is gone")
 
@@ -153,8 +156,11 @@ def put(
     tx: Transaction, blobs: Blobs, type: str, content: Content, ttl_ms: int | None, job_id: bytes | None = None
 ) -> bytes:
     """Stores an artifact that no run has made. If it is for a job, nodes that may read artifacts of the job's kind may
-    read it.
+    read it. Raises Conflict if this is a copy of what was erased.
     """
+    for each in tx.session.artifacts_of_hash(content.hash):
+        if each.source_job is not None:
+            apart.check_kept(tx.session, each.source_job)
     if content.staged is not None:
         blobs.keep(content.staged)
     return _must(tx, creation(NO_ID, type, job_id, (), content, ttl_ms), ()).id

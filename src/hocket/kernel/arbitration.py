@@ -146,6 +146,7 @@ class Reason(IntEnum):
     OWNER_ONLY = 74, "only the owner may write it"
     OTHERS_SCHEDULE = 76, "another node set the schedule, and no delegation in force covers the kind of its jobs"
     OTHERS_ARTIFACT = 77, "only its author, the node whose job made it or the owner may evict it before it expires"
+    OTHERS_JOB = 79, "only the node that submitted the job or the owner may erase its content"
     FORKED = 80, "its author has shown two histories"
 
 
@@ -162,6 +163,7 @@ UNAUTHORISED = frozenset(
         Reason.FORKED,
         Reason.OTHERS_SCHEDULE,
         Reason.OTHERS_ARTIFACT,
+        Reason.OTHERS_JOB,
     )
 )
 

@@ -64,7 +64,7 @@ _RESOURCES: dict[str, None] = derived(dict.fromkeys((*RESOURCES_V01, *KEYED)), b
 RESOURCES: Set[str] = _RESOURCES.keys()
 _OF_KINDS = frozenset({"Job", "Artifact"})
 _ACTIONS: dict[str, None] = derived(
-    dict.fromkeys((*ACTIONS_V01, "Define", "Approve", "Decide", "Charge")),
+    dict.fromkeys((*ACTIONS_V01, "Define", "Approve", "Erase", "Decide", "Charge")),
     lambda family: {} if family.resource is None else dict.fromkeys(family.resource.actions.values()),
 )
 ACTIONS = _ACTIONS.keys()

@@ -29,6 +29,8 @@ NOT_BEFORE_MS_MAX = 2**53
 # The start of a job that waits for an approval: no claim is so late.
 UNAPPROVED_MS = 2**62
 POLICY_BYTES_MAX = 64 * 1024
+# The greatest limit from which on content is apart from its op: more than any payload has.
+APART_BYTES_MAX = 1024 * 1024 * 1024
 CLAIM_TIMEOUT_MS_MIN = 10
 # How long each rank waits for the claim of the rank before it.
 CLAIM_TIMEOUT_MS = 5_000
@@ -109,6 +111,17 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return self.max_bu is not None or self.max_cost is not None or bool(self.per_beat)
 
 
+class ApartContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A payload that is not in its op: the BLAKE3 hash, in hexadecimal, and the size of its salt with its bytes."""
+
+    hash: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    size: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+    @property
+    def digest(self) -> bytes:
+        return bytes.fromhex(self.hash)
+
+
 class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At most `count` starts of the kind in `per_ms` milliseconds, spread evenly."""
 
@@ -134,6 +147,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     A job starts only once the agent `approval_by` has approved it, on the node that the name ends with, or on any node
     with the grant; if it does not within `approval_within_ms`, the job is cancelled. While it runs it asks
     `questions_to`, an agent of its submitter's node unless the name ends with another; by default that node's owner.
+
+    Payloads and results of at least `content_apart` bytes are blobs beside the log, which can be erased; `content` is
+    then where the payload of this job is.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -166,6 +182,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     approval_by: Annotated[str, msgspec.Meta(pattern=APPROVER, max_length=APPROVER_LENGTH_MAX)] | None = None
     approval_within_ms: Annotated[int, msgspec.Meta(ge=1, le=DELAY_MS_MAX)] | None = None
     questions_to: Annotated[str, msgspec.Meta(pattern=APPROVER, max_length=APPROVER_LENGTH_MAX)] | None = None
+    content_apart: Annotated[int, msgspec.Meta(ge=0, le=APART_BYTES_MAX)] | None = None
+    content: ApartContent | None = None
 
     @property
     def is_ranked(self) -> bool:
@@ -190,14 +208,14 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 DEFAULT = Policy()
 # What belongs to one job and not to its kind.
 _OF_ONE_JOB = frozenset(
-    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap", "tags"}
+    {"not_before", "after", "unique", "unique_for_ms", "schedule", "schedule_op", "trace", "overlap", "tags", "content"}
 )
 _OF_A_KIND = tuple(name for name in Policy.__struct_fields__ if name not in _OF_ONE_JOB)
 
 # How a job waits in the queue and is found; its submitter's node writes this down. The other options say how it runs.
 _OF_A_PLACE = (
     *("priority", "ttl_ms", "open", "claim", "sticky", "claim_timeout_ms"),
-    *("approval_by", "approval_within_ms", "questions_to", "index"),
+    *("approval_by", "approval_within_ms", "questions_to", "index", "content_apart"),
 )
 _OF_A_RUN = tuple(name for name in _OF_A_KIND if name not in _OF_A_PLACE)
 
@@ -334,6 +352,11 @@ def run_options(policy: Policy, options: Policy) -> Policy:
     if policy.lease_ms is not None or policy.lease_beats is not None:
         taken = {name: value for name, value in taken.items() if name not in ("lease_ms", "lease_beats")}
     return replace(policy, **taken) if taken else policy
+
+
+def is_apart(policy: Policy, size: int) -> bool:
+    """Whether content of so many bytes of such a job is apart from its op."""
+    return policy.content_apart is not None and size >= policy.content_apart
 
 
 def is_placed(options: Policy) -> bool:

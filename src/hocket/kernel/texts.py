@@ -64,6 +64,18 @@ def duration_ms(text: str | int | float) -> int:
     raise ValueError(f"not a duration: {text!r}; write it like 500ms, 30s, 5m or 1h30m")
 
 
+_SIZE = re.compile(r"(\d+) ?(|b|kib|mib)")
+_SIZES = {"": 1, "b": 1, "kib": 1024, "mib": 1024 * 1024}
+
+
+def size_bytes(text: str | int) -> int:
+    """Bytes; ValueError names the value."""
+    found = _SIZE.fullmatch(str(text).strip().lower())
+    if found is None:
+        raise ValueError(f"not a size: {text!r}; write it like 0, 4096, 64KiB or 1MiB")
+    return int(found[1]) * _SIZES[found[2]]
+
+
 class BeatsLong(NamedTuple):
     """A length in beats, as opposed to one in milliseconds."""
 

@@ -500,6 +500,16 @@ class RefuseJob(Struct, frozen=True):
     note: str
 
 
+class EraseContent(Struct, frozen=True):
+    """The content of a job that stands beside the log is gone, whichever node has it, and whenever it was made: its
+    payload, its results and its other artifacts. The op is not one about the job, whose story goes on.
+    """
+
+    job: bytes
+    kind: str
+    reason: str
+
+
 class SaveCheckpoint(Struct, frozen=True):
     """How far the holder of a job has come, for whichever worker runs it next."""
 
@@ -517,6 +527,7 @@ Payload = (
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
     | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | SaveCheckpoint | PostponeJob | ApproveJob | RefuseJob
+    | EraseContent
     | Bundle | Unknown | FamilyPayload
 )  # fmt: skip
 
@@ -550,6 +561,7 @@ _SCHEDULE = Judged("Job", "Schedule", "kind_prefix")
 _SCHEDULE_KIND = _SCHEDULE._replace(field="kind")
 _COMPLETE = Judged("Job", "Complete", "kind_prefix")
 _APPROVE = Judged("Job", "Approve", "kind_prefix")
+_ERASE = Judged("Job", "Erase", "kind_prefix", "kind")
 _ENTITY = Judged("Entity", "Write")
 _EPISODE = Judged("Episode", "Write")
 # Writing an artifact is not judged by the kind of the job that it came from: its author names that job itself.
@@ -648,6 +660,7 @@ _PLAIN = (
     Variant(1052, fields(PostponeJob, ULID, U64, STR), _SCHEDULE, texts=("reason",), event="job.postponed"),
     Variant(1053, fields(ApproveJob, ULID, STR, STR), _APPROVE, texts=("note",), event="job.approved"),
     Variant(1054, fields(RefuseJob, ULID, STR, STR), _APPROVE, texts=("note",), event="job.refused"),
+    Variant(1057, fields(EraseContent, ULID, STR, STR), _ERASE, texts=("reason",), event="job.erased"),
 )
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hocket.log.sealing import LogEnd, Sealer
     from hocket.log.state_check import CheckedStates
     from hocket.log.store_check import StoreCheck
-    from hocket.log.transaction import BeatOf, Transaction, Wall
+    from hocket.log.transaction import BeatOf, KeepApart, Transaction, Wall
     from hocket.store import Head, NewOp, Session, Store
     from hocket.store.statements import EndedMacs
 
@@ -137,6 +137,8 @@ class Log:
         self._projection: Projection | None = None
         self.beat: BeatOf | None = None
         """Given on a node with a tempo: what its ops carry of their beat."""
+        self.keep_apart: KeepApart | None = None
+        """Given on a node with blobs: keeps content of jobs beside the log."""
         self._last_id = bytes(16)
         self._last_id_ms = 0
         self._id_lock = threading.Lock()

@@ -34,6 +34,7 @@ from hocket.kernel.vocabulary import (
     CreateArtifact,
     DelegateUcan,
     DesignateCoordinator,
+    EraseContent,
     EvictArtifact,
     Payload,
     ReportFork,
@@ -584,6 +585,8 @@ class Ownership:
             return self._schedule_fault(op, op.payload.name, permissions)
         if isinstance(op.payload, EvictArtifact) and permissions.delegations:
             return self._eviction_fault(op, op.payload.artifact_id, permissions)
+        if isinstance(op.payload, EraseContent) and permissions.delegations:
+            return self._erasure_fault(op, op.payload, permissions)
         return None
 
     def _schedule_fault(self, op: Op, name: str, permissions: Permissions) -> Reason | None:
@@ -612,6 +615,15 @@ class Ownership:
         if job_id is not None and self._submitter(op, job_id) == op.node_id:
             return None
         return None if permissions.authority.is_owner(op.node_id, wall) else Reason.OTHERS_ARTIFACT
+
+    def _erasure_fault(self, op: Op, payload: EraseContent, permissions: Permissions) -> Reason | None:
+        """The grant is for the kind that the op names, which must be the job's."""
+        submitter = self._submitter(op, payload.job)
+        entry = self._entry(payload.job)
+        if submitter is None or entry is None:
+            return Reason.WAITING
+        may = submitter == op.node_id or permissions.authority.is_owner(op.node_id, op.timestamp.wall)
+        return None if may and entry.job.kind == payload.kind else Reason.OTHERS_JOB
 
     def _submitter(self, op: Op, job_id: bytes) -> int | None:
         """The node that submitted the job; for a tick, the node that set the schedule."""

@@ -20,6 +20,7 @@ from hocket.kernel.vocabulary import (
     CreateArtifact,
     DelegateUcan,
     DesignateCoordinator,
+    EraseContent,
     EvictArtifact,
     ReportFork,
     RevokeRoot,
@@ -189,9 +190,11 @@ NEVER = 2**62
 
 
 class ArtifactRegister:
-    """Which artifacts exist, and which of them are evicted. `is_bound` says that ids follow from content."""
+    """Which artifacts exist, which of them are evicted, and of which jobs the content is erased. `is_bound` says that
+    ids follow from content.
+    """
 
-    payloads = (CreateArtifact, EvictArtifact)
+    payloads = (CreateArtifact, EvictArtifact, EraseContent)
 
     def __init__(self, session: Session, engine: Engine, is_bound: bool) -> None:
         self._session, self._engine, self._is_bound = session, engine, is_bound
@@ -207,6 +210,9 @@ class ArtifactRegister:
         if isinstance(payload, EvictArtifact):
             self._session.add_eviction(op.id, payload.artifact_id)
             return
+        if isinstance(payload, EraseContent):
+            self._session.add_erasure(op.id, payload.job)
+            return
         assert isinstance(payload, CreateArtifact)
         artifact = artifact_of(op, payload)
         if self._is_bound and artifact.id == op.id:
@@ -219,6 +225,9 @@ class ArtifactRegister:
         payload = op.payload
         if isinstance(payload, EvictArtifact):
             self._session.drop_eviction(op.id)
+            return
+        if isinstance(payload, EraseContent):
+            self._session.drop_erasure(op.id)
             return
         assert isinstance(payload, CreateArtifact)
         artifact = self.artifact(payload.artifact_id)

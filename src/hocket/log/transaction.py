@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from hocket.bus.hints import LOG, Changes, gathered
-from hocket.errors import NotAuthorised, StoreError
+from hocket.errors import NotAuthorised, StoreError, Usage
 from hocket.families.availability.facts import Availability
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import BundleDraft, facts_of, read_facts, with_bundle_signature
@@ -109,6 +109,10 @@ BeatOf = Callable[[int], bytes]
 """What an op carries of its beat that is written at that time, in milliseconds."""
 
 
+KeepApart = Callable[[bytes], tuple[bytes, int]]
+"""Keeps content beside the log, with a salt before it. Returns the hash and the size of both together."""
+
+
 class WritableLog(Protocol):
     """What a transaction takes from its log. `beat` is given on a node with a tempo."""
 
@@ -118,6 +122,7 @@ class WritableLog(Protocol):
     physical: Callable[[], int]
     outbox: OutboxBound
     beat: BeatOf | None
+    keep_apart: KeepApart | None
 
     @property
     def signer(self) -> OpSigner: ...
@@ -165,6 +170,12 @@ class Transaction:
         self.is_bound = projection.is_bound
         """Whether ids are bound to content here, and ops to their author's previous op."""
         projection.begin(now, head.permissions_state, physical=log.physical, settle=self.settle, head=head)
+
+    def keep_apart(self, content: bytes) -> tuple[bytes, int]:
+        """Keeps content beside the log. Raises Usage if this node has no place for it."""
+        if self._log.keep_apart is None:
+            raise Usage("this node has no blobs, and the kind keeps its content apart from the log")
+        return self._log.keep_apart(content)
 
     @property
     def physical(self) -> int:

@@ -25,7 +25,7 @@ _RESOURCES = derived(
 )
 _OF_JOBS = {
     **{"read": "Read", "schedule": "Schedule", "claim": "Claim", "complete": "Complete"},
-    **{"define": "Define", "approve": "Approve", "all": "*"},
+    **{"define": "Define", "approve": "Approve", "erase": "Erase", "all": "*"},
 }
 _OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
 _OF_ACCOUNTS = {"charge": "Charge"}
@@ -62,7 +62,7 @@ def _verbs(family: Family) -> dict[str, str]:
 
 _VERBS: dict[str, str] = {
     **{"Read": "read", "Write": "write", "Schedule": "submit", "Claim": "claim", "Complete": "complete"},
-    **{"Define": "set the options of", "Approve": "approve", "Charge": "charge"},
+    **{"Define": "set the options of", "Approve": "approve", "Erase": "erase the content of", "Charge": "charge"},
 }
 derived(_VERBS, _verbs)
 

@@ -1,7 +1,7 @@
 """A submitted job that a program can wait for, follow and change: `Handle` and, for synchronous code, `SyncHandle`."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, cast, overload
 from typing import TypeVar as AnyTypeVar
@@ -10,7 +10,7 @@ from hocket.bus.hints import Changes, about
 from hocket.errors import Conflict, Failed, Usage
 from hocket.families.blobs import Blobs
 from hocket.families.inbox.requests import check_agent, default_agent
-from hocket.families.jobs import approving, questions, view
+from hocket.families.jobs import approving, erasing, questions, view
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.drafts import Duration
 from hocket.families.jobs.parts import Part
@@ -24,6 +24,7 @@ from hocket.node.calls import Blocking, ProgramNode, StreamNews, each, now
 from hocket.node.inbox import message_id_of, milliseconds
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage
+from hocket.store.artifact_rows import ClearedBlobs
 from hocket.work.handlers import HandlerSignature, JobType, named_kind
 
 if TYPE_CHECKING:
@@ -223,6 +224,16 @@ class Handle(Generic[R_co]):
         """Retries a failed or cancelled job."""
         await self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
 
+    async def erase(self, reason: str) -> ClearedBlobs:
+        """Erases the content of the job on every node, and cancels it if it has not ended. Returns what of it this node
+        has deleted. Raises Conflict if nothing of it is beside the log.
+        """
+        job = await self._node.run(lambda tx: erasing.erase(tx, self._id, reason))
+        if job.state is not State.COMPLETED:
+            with suppress(Conflict):  # it has ended meanwhile
+                await self.cancel(f"its content was erased: {reason}")
+        return await self._node.run(lambda tx: erasing.remove_content(tx, self._node.blobs, self._id))
+
     async def approve(self, note: str = "", *, agent: str | None = None) -> None:
         """Lets the job start, for the agent whose approval it waits for; default $HOCKET_AGENT, else this machine's
         user. Raises NotAuthorised if the job names another.
@@ -325,6 +336,7 @@ class SyncHandle(Generic[R_co]):
     refuse = Blocking(Handle.refuse)
     ask = Blocking(Handle.ask)
     answer = Blocking(Handle.answer)
+    erase = Blocking(Handle.erase)
 
     def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""

@@ -10,7 +10,7 @@ import fcntl
 import os
 import pwd
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from mmap import mmap
 from pathlib import Path
@@ -380,6 +380,25 @@ class Home:
     def copy_user_key(self, file: Path) -> None:
         """Copies the user's key to another file, unchanged."""
         _write(file, _read_text(self._user_key))
+
+
+def configured_table(path: Path, name: str, known: Collection[str]) -> dict[str, Any]:
+    """The table with this name in a home's configuration; empty where there is none. Raises Usage for other keys."""
+    try:
+        text = path.read_text("utf-8")
+        import tomllib  # few homes have the file
+
+        table = tomllib.loads(text).get(name, {})
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise Usage(f"cannot read {path}: {error}") from None
+    if not isinstance(table, dict):
+        raise Usage(f"{path}: {name} must be a table, like [{name}]")
+    for key in table:
+        if key not in known:
+            raise Usage(f"{path}: unknown key {name}.{key}; known are {', '.join(known)}")
+    return table
 
 
 def _user(number: int) -> str:

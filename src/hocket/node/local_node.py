@@ -25,6 +25,7 @@ from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
 from hocket.events.workers import StepFailed
 from hocket.families.blobs import Blobs
+from hocket.families.jobs.apart import payload_of
 from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
@@ -454,6 +455,12 @@ def run_services(runtime: Runtime, kind: str, monotonic: Callable[[], float]) ->
         found: int | None = read(lambda s: output_room(s, runtime.log.permissions(s), job, now_ms))
         return found
 
+    def payload(job: Job, inline: bytes) -> bytes:
+        if job.policy.content is None:
+            return inline
+        found: bytes = read(lambda session: payload_of(session, runtime.blobs, job, inline, fetch_for(runtime)))
+        return found
+
     return RunServices(
         runtime.blobs,
         runtime.log.reading,
@@ -463,6 +470,7 @@ def run_services(runtime: Runtime, kind: str, monotonic: Callable[[], float]) ->
         read,
         output=runtime.output,
         room=room,
+        payload=payload,
         clock_ms=runtime.log.physical,
         pacers=runtime.pacers,
         beat_ms=lambda: None if runtime.beat_ms is None else runtime.beat_ms(),

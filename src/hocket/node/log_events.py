@@ -25,6 +25,7 @@ from hocket.kernel.vocabulary import (
     AcceptOffer,
     AcceptWork,
     CreateArtifact,
+    EraseContent,
     EvictArtifact,
     Payload,
     Sanitised,
@@ -168,7 +169,9 @@ class _EventReader:
             done = self._offered(op.payload.offer) or op
             word = event_of(done.payload)
         payload = done.payload.payload if isinstance(done.payload, Sanitised) else done.payload
-        if isinstance(payload, CreateArtifact | EvictArtifact):
+        if isinstance(payload, EraseContent):
+            kind = payload.kind
+        elif isinstance(payload, CreateArtifact | EvictArtifact):
             kind = self._kind_of_artifact(payload)
         stamp = unpack(row.hlc)
         author = node_text(done.node_id)
@@ -211,6 +214,8 @@ class _EventReader:
 
 def _subject(subject: Subject | None, payload: Payload) -> str | None:
     if subject is None:
+        if isinstance(payload, EraseContent):
+            return ulid_text(payload.job)
         artifact: bytes | None = getattr(payload, "artifact_id", None)
         return getattr(payload, "name", None) if artifact is None else ulid_text(artifact)
     if subject.family == JOB:

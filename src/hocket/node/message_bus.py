@@ -8,7 +8,6 @@ authorities that TLS trusts.
 
 import asyncio
 import os
-import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
 from hocket.kernel.keys import SigningKey
 from hocket.log.permissions import Permissions
-from hocket.node.home import Home, exposure
+from hocket.node.home import Home, configured_table, exposure
 from hocket.node.running import BusNote, RunningBus
 from hocket.node.variables import BUS, BUS_CA, BUS_CREDENTIALS, given
 from hocket.store import Session
@@ -74,17 +73,9 @@ def credentials_path(home: Home) -> Path | None:
 
 
 def _configured(path: Path) -> dict[str, str]:
-    try:
-        table = tomllib.loads(path.read_text("utf-8")).get("bus", {})
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise Usage(f"cannot read {path}: {error}") from None
-    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+    table = configured_table(path, "bus", _VARIABLES)
+    if not all(isinstance(value, str) for value in table.values()):
         raise Usage(f'{path}: bus must be a table of texts, like [bus] with url = "nats://host:4222"')
-    for key in table:
-        if key not in _VARIABLES:
-            raise Usage(f"{path}: unknown key bus.{key}; known are {', '.join(_VARIABLES)}")
     return table
 
 

@@ -131,6 +131,8 @@ class Runtime:
             revocations=RevocationFile(home.revocations),
             checked=None if home.server is None else home_store.checked_states(home),
         )
+        self.log.keep_apart = self._keep_apart
+        self._randomness = randomness
         self.pacers: dict[str, MakePacer] = {}
         """What paces every run of this process, by extension."""
         for extension in switched_on(home):
@@ -265,6 +267,13 @@ class Runtime:
                 self._blobs = home_store.blobs_of(self.home, self.store)
             return self._blobs
 
+    def _keep_apart(self, content: bytes) -> tuple[bytes, int]:
+        from hocket.families.jobs.apart import SALT_BYTES
+
+        staged = self.blobs.stage(self._randomness(SALT_BYTES) + content)
+        self.blobs.keep(staged)
+        return staged.hash, staged.size
+
     def close(self) -> None:
         self.bus.close()
         if self._blobs is not None:
@@ -324,7 +333,7 @@ class Runtime:
         from hocket.families.jobs import view
 
         with self.view() as session:
-            return view.full(session, view.find(session, prefix))
+            return view.full(session, view.find(session, prefix), self.blobs)
 
     def brief(self, job_id: bytes) -> dict[str, Any]:
         from hocket.families.jobs import view

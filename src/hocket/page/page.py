@@ -13,6 +13,7 @@ from hocket.api import Program, Service, page_access
 from hocket.errors import HocketError, NotFound, Usage
 from hocket.kernel import __version__
 from hocket.kernel.ids import node_text
+from hocket.kernel.texts import counted
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.node import Node
 from hocket.page.actions import (
@@ -43,6 +44,8 @@ from hocket.server.problems import BadMethod, problem_of
 from hocket.server.routes import ApiRoute
 
 ASSETS, CHANGES, DO, LEAVE = "/assets/", "/changes", "/do/", "/leave"
+# The header of requests that a script makes.
+SCRIPTED = "x-scripted"
 FORM_BYTES_MAX = 256 * 1024
 FIELDS_MAX = 64
 # What has been done is shown once. So many sentences wait for one browser.
@@ -100,11 +103,13 @@ class NodePage:
         )
 
     async def keep_current(self) -> None:
-        """Counts what ends, and follows jobs that browsers look at, for as long as the server runs."""
+        """Keeps the figures of the views, and follows jobs that browsers look at, for as long as the server runs."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_throughput())
                 tasks.create_task(self._live_jobs.keep())
+                for keep in (each.keep for each in self._views if each.keep is not None):
+                    tasks.create_task(keep(self._node))
         finally:
             self._log_check.stop()
 
@@ -163,8 +168,9 @@ class NodePage:
         raise NotFound("there is no such page")
 
     async def _form(self, request: Request, token: str) -> dict[str, str]:
-        """The fields of a form of ours."""
-        form = _fields((await request.whole(FORM_BYTES_MAX)).body.decode(errors="replace"))
+        """The fields of a form of ours. Browsers end lines with CR and LF."""
+        fields = _fields((await request.whole(FORM_BYTES_MAX)).body.decode(errors="replace"))
+        form = {name: value.replace("\r\n", "\n") for name, value in fields.items()}
         self._entry.check_form(request.headers, form.pop(FORM_FIELD, ""), token)
         return form
 
@@ -185,14 +191,17 @@ class NodePage:
             return self._rendered(view, call, request, token)
 
     def _rendered(self, view: PageView, call: ViewCall, request: Request, token: str) -> Reply:
-        values = view.match(request.path) or {}
-        shown = view.function(call, **{name: unquote(value) for name, value in values.items()})
+        parameters = view.match(request.path) or {}
+        shown = view.function(call, **{name: unquote(value) for name, value in parameters.items()})
         if isinstance(shown, PageFile):
             disposition = f'attachment; filename="{shown.name}"'
             headers = {**_HEADERS, "content-type": shown.content_type, "content-disposition": disposition}
             return Reply(200, headers, shown.content)
         here = f"{request.path}?{request.query}" if request.query else request.path
-        return self._html(200, view.template, {**shown, "here": here}, call.program, token)
+        values: dict[str, Any] = {**shown, "here": here}
+        if SCRIPTED in request.headers:
+            values["notices"] = ()  # they are for the page that the person opens
+        return self._html(200, view.template, values, call.program, token)
 
     async def _enter(self, request: Request) -> Reply:
         if request.method != "GET":
@@ -240,9 +249,9 @@ class NodePage:
         told: dict[str, Any] = dict(form)
         if can_only_count(route):
             arguments = arguments_of(action, route, {**form, "dry_run": "true"}, program.agent or program.name)
-            async for counted in await self._api.perform(route, self._api.call(program), arguments):
-                at_least = "at least " if counted.is_cut else ""
-                told["matched"] = f"{at_least}{counted.matched} jobs"
+            async for found in await self._api.perform(route, self._api.call(program), arguments):
+                at_least = "at least " if found.is_cut else ""
+                told["matched"] = f"{at_least}{counted(found.matched, 'job')}"
         question = action.question.format_map(defaultdict(str, told))
         values = {
             "title": action.verb,
@@ -277,13 +286,14 @@ class NodePage:
     def _html(
         self, status: int, template: str, values: Mapping[str, Any], program: Program | None, token: str = ""
     ) -> Reply:
+        if "notices" not in values:
+            values = {**values, "notices": self._notices.pop(token, ())}
         common = {
             "program": program,
             "form_key": form_key(token),
             "form_field": FORM_FIELD,
             "views": [each for each in self._views if each.name],
             "actions": self._actions,
-            "notices": self._notices.pop(token, ()),
             "changes": CHANGES,
             "version": __version__,
             # A stranger learns nothing about this node.

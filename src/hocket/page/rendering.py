@@ -30,6 +30,8 @@ _SIGNS = {
     **{"ready": "○", "pending": "○", "delayed": "◔", "blocked": "◫"},
     **{"live": "●", "warn": "◐", "alert": "◐", "critical": "◔", "dead": "✕", "unknown": "○"},
     **{"ok": "✓", "trouble": "▲", "verified": "✓", "own": "✓", "bad": "✕"},
+    **{"waiting": "○", "leased": "▶", "acknowledged": "✓", "expired": "⊘"},
+    **{"open": "○", "used": "✓", "kept": "✓", "late": "◔", "broken": "✕", "revoked": "⊘"},
 }
 
 
@@ -65,7 +67,7 @@ class Rendering:
         )
         self._jinja.filters |= {
             **{"when": when, "span": span, "json": json_text, "short": short, "state": state, "count": count},
-            **{"size": size, "counted": counted, "segment": lambda text: quote(text, safe="")},
+            **{"size": size, "counted": counted, "segment": lambda text: quote(text, safe=""), "exact": escape},
         }
         self._jinja.globals |= {"base": base, "asset": self._asset}
 

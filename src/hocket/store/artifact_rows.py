@@ -13,9 +13,17 @@ COLUMNS = "id, op_id, type, source_job, hash, size, expires, inline, made"
 _ADD = insert_new("artifacts", COLUMNS)
 _SELECT = f"SELECT {COLUMNS} FROM artifacts"
 _ADD_EVICTION = insert_new("evictions", "op, artifact")
+_IS_EVICTED = """
+    SELECT EXISTS (SELECT 1 FROM evictions
+        WHERE artifact IN (?1, (SELECT source_job FROM artifacts WHERE id = ?1)))"""
+# An erasure has two rows in the table of evictions: one with the job in the place of an artifact, and one by which all
+# erasures are found. No id begins with this byte.
+_ERASURE = b"\xff"
+_ERASED = "SELECT DISTINCT artifact FROM evictions WHERE artifact > ? ORDER BY artifact LIMIT ?"
 _OF_TYPE = "WHERE id >= ? AND id < ? AND type = ? ORDER BY id DESC LIMIT ?"
 _EXPIRED = """
-    WHERE expires <= ? AND NOT EXISTS (SELECT 1 FROM evictions WHERE artifact = artifacts.id)
+    WHERE expires <= ? AND NOT EXISTS (
+        SELECT 1 FROM evictions WHERE artifact IN (artifacts.id, artifacts.source_job))
     AND NOT (type = ? AND EXISTS (
         SELECT 1 FROM cites WHERE dep IN (artifacts.id, substr(artifacts.op_id, 1, 16))))
     LIMIT ?"""
@@ -73,6 +81,10 @@ class ArtifactSession(Statements):
         of_job = {each.id: each for each in self._checked_artifacts(rows) if each.source_job == job_id}
         return sorted(of_job.values(), key=lambda each: each.made)
 
+    def artifacts_from_job(self, job_id: bytes) -> list[Artifact]:
+        """Every artifact that names the job as its source: its payload, results and outputs."""
+        return self._artifacts("WHERE source_job = ? ORDER BY made", job_id)
+
     def artifacts_of_hash(self, content_hash: bytes) -> list[Artifact]:
         """The artifacts whose content is that blob."""
         return self._artifacts("WHERE hash = ? AND inline = 0 ORDER BY id", content_hash)
@@ -110,7 +122,25 @@ class ArtifactSession(Statements):
         self._put("DELETE FROM evictions WHERE op = ?", (op_id,))
 
     def is_evicted(self, artifact_id: bytes) -> bool:
-        return bool(self._one("SELECT EXISTS (SELECT 1 FROM evictions WHERE artifact = ?)", artifact_id))
+        """Whether the artifact, or all content of the job that it came from, is gone."""
+        return bool(self._one(_IS_EVICTED, artifact_id))
+
+    def add_erasure(self, op_id: bytes, job_id: bytes) -> None:
+        """The content of a job is erased."""
+        self._put(_ADD_EVICTION, (op_id, job_id))
+        self._put(_ADD_EVICTION, (op_id + _ERASURE, _ERASURE + job_id))
+
+    def drop_erasure(self, op_id: bytes) -> None:
+        self.drop_eviction(op_id)
+        self.drop_eviction(op_id + _ERASURE)
+
+    def erasure_ops(self, job_id: bytes) -> list[bytes]:
+        """The ops that erase the content of a job."""
+        return self._column("SELECT op FROM evictions WHERE artifact = ? ORDER BY op", job_id)
+
+    def erased_jobs(self, after: bytes, limit: int) -> list[bytes]:
+        """The jobs whose content is erased, by their ids."""
+        return [found[1:] for found in self._column(_ERASED, _ERASURE + after, limit)]
 
 
 PART_BYTES = 1024 * 1024

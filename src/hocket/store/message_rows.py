@@ -136,6 +136,10 @@ class MessageSession(Statements):
     def message_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
         return self._column("SELECT id FROM messages WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", low, high, limit)
 
+    def newest_messages(self, limit: int) -> list[bytes]:
+        """Their ids, the newest first."""
+        return self._column("SELECT id FROM messages ORDER BY id DESC LIMIT ?", limit)
+
     def put_delivery(self, delivery: QueuedDelivery) -> None:
         self._put(_PUT_DELIVERY, delivery)
 

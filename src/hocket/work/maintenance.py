@@ -16,7 +16,7 @@ from hocket.events.workers import BatchFailed, ClockDisagrees, EvictionNotAllowe
 from hocket.families import artifacts
 from hocket.families.access import NodeAccess
 from hocket.families.jobs import claiming as accepting
-from hocket.families.jobs import cron, rescue
+from hocket.families.jobs import cron, erasing, rescue
 from hocket.families.jobs.requests import NEVER
 from hocket.families.liveness import BEAT_S, kept_by_leases
 from hocket.kernel.ids import ulid_text
@@ -42,6 +42,7 @@ class Maintenance:
         self._access, self._environment, self._blobs, self._emit = access, environment, access.blobs, emit
         self._troubles = Troubles(emit, environment.monotonic)
         self._clear_at = environment.monotonic() + CLEAR_S
+        self._erased: set[bytes] = set()
         self._trim_at = environment.monotonic() + TRIM_S
 
     async def run(self) -> None:
@@ -51,6 +52,7 @@ class Maintenance:
         parts = (
             ("admitting the ops whose time has come", self._release),
             (_EVICTING, self._evict),
+            ("deleting what was erased", self._erase),
             ("deleting unused blobs", self._clear),
             ("giving back disk space", self._trim),
             ("keeping checkpoints", self._keep_checkpoints),
@@ -77,6 +79,16 @@ class Maintenance:
         if not await artifacts.maintenance(access, self._blobs, self._troubles):
             # It stays due, and trying each second would cost a transaction each time.
             self._troubles.tell(_EVICTING, EvictionNotAllowed())
+
+    async def _erase(self) -> None:
+        """Deletes the content of jobs that were erased since, here or by an op from another node; at first of all."""
+        access, blobs = self._access, self._blobs
+        erased = set(await access.peek(erasing.erased_jobs)) - self._erased
+        if not erased:
+            return
+        for job_id in await access.call(lambda: erasing.has_content(access.log.store, blobs, sorted(erased))):
+            await access.run(lambda tx, job_id=job_id: erasing.remove_content(tx, blobs, job_id, self._troubles))  # type: ignore[misc]
+        self._erased |= erased
 
     async def _clear(self) -> None:
         if self._environment.monotonic() >= self._clear_at:

@@ -127,8 +127,9 @@ class RunServices(NamedTuple):
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
     a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
     a result that are there to those who follow the job. `room` is how many bytes the outputs of a job may have, None if
-    there is no limit. `clock_ms` is the node's clock in milliseconds. `pacers` make what paces every run of this
-    process, and `beat_ms` is one beat of the cluster's tempo, None without a tempo.
+    there is no limit. `payload` gives the payload of a job; the second argument is what its op has. `clock_ms` is the
+    node's clock in milliseconds. `pacers` make what paces every run of this process, and `beat_ms` is one beat of the
+    cluster's tempo, None without a tempo.
     """
 
     blobs: Blobs
@@ -141,6 +142,7 @@ class RunServices(NamedTuple):
     output: OutputFiles | None = None
     stream: Callable[[RunParts], None] = lambda parts: None
     room: Callable[[Job], int | None] = lambda job: None
+    payload: Callable[[Job, bytes], bytes] = lambda job, inline: inline
     clock_ms: Callable[[], int] = lambda: 0
     pacers: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     beat_ms: Callable[[], int | None] = lambda: None

@@ -13,6 +13,7 @@ from enum import Enum
 from types import GeneratorType
 from typing import Any
 
+from hocket.families.jobs.apart import Erased
 from hocket.families.jobs.requests import RESULT_BYTES_MAX, Claim, Held
 from hocket.families.jobs.rescue import DEATHS_ALONE
 from hocket.families.jobs.tracing import RunTrace
@@ -208,7 +209,8 @@ class Run:
 
     async def execute_async(self) -> None:
         try:
-            call = self._call()
+            # A payload that is not on the log may have to be fetched.
+            call = self._call() if self.job.policy.content is None else await asyncio.to_thread(self._call)
             if self._enter_task():
                 with self._surroundings():
                     running: Any = gathered_async(call(), self.part)
@@ -355,7 +357,11 @@ class Run:
         return "" if frame is None else stack_text(frame)
 
     def _call(self) -> Callable[[], Any]:
-        return self.job_type.call(self._context(self), schedule_payload(self.schedule))
+        try:
+            payload = self._kit.payload(self.job, schedule_payload(self.schedule))
+        except Erased as error:
+            raise RunEnded(Ending(None, str(error), may_retry=False)) from None
+        return self.job_type.call(self._context(self), payload)
 
     def _keep(self, value: Any) -> None:
         if self._parts is not None and self._parts.made:

@@ -233,6 +233,7 @@ print(json.dumps([listed, sum(isinstance(order, str) for order in orders.values(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.req("GT-06")
 def test_large_objects_take_no_memory(here: Place, tmp_path: Path):
     """Commits, trees, manifests, claims and results of 60 MiB each. Twelve such commits took 813 MiB to list."""

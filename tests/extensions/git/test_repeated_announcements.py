@@ -66,6 +66,7 @@ def runs(b: Program, repository: Path) -> None:
     b("git", "work", str(repository), "--allow-any", "--until-idle", code=0)
 
 
+@pytest.mark.slow
 @pytest.mark.req("GT-07")
 def test_a_job_whose_announcement_no_server_took_is_announced_when_one_is_there(tmp_path: Path) -> None:
     """The submitting command has ended long before."""
@@ -89,6 +90,7 @@ def test_a_job_whose_announcement_no_server_took_is_announced_when_one_is_there(
             asyncio.run(_until_gone(a))
 
 
+@pytest.mark.slow
 @pytest.mark.req("GT-07")
 def test_a_job_is_announced_over_the_nodes_own_connections_until_it_is_claimed(tmp_path: Path) -> None:
     """The first announcement is lost: nobody was there, and what was kept of it is gone."""

@@ -13,6 +13,7 @@ PARTS = 101
 SOME = [pytest.param(part, marks=() if part == 0 else pytest.mark.soak) for part in range(PARTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-22", "LW-32", "LW-37", "LW-38", "LW-39")
 @pytest.mark.parametrize("part", SOME)
 def test_no_rule_is_broken_in_a_thousand_meshes(part: int) -> None:

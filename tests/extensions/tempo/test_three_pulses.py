@@ -70,6 +70,7 @@ def check(agent: Agent, pulses: Pulses) -> None:
     assert {*agent.refused} <= late | {FrameRefusal.LEADERLESS}
 
 
+@pytest.mark.slow
 @pytest.mark.req("BB-03")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("beats", BEATS)
@@ -77,6 +78,7 @@ def test_over_one_machines_store(one: Machine, policy: Path, beats: int) -> None
     check(*listen(one, [one] * 3, policy, beats))
 
 
+@pytest.mark.slow
 @pytest.mark.req("BB-03")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("beats", BEATS)
@@ -110,6 +112,7 @@ def test_a_reverb_reports_what_other_nodes_say_on_nats(
         until(lambda: any(each["nodes"] == 1 for each in a("report", "--json").json["windows"]), "the node's load")
 
 
+@pytest.mark.slow
 @pytest.mark.req("BB-03")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("beats", BEATS)

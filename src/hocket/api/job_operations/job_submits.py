@@ -19,6 +19,7 @@ from hocket.kernel.extension import part
 from hocket.kernel.ids import EXACT_MAX, ulid_text
 from hocket.kernel.policy import (
     AFTER_MAX,
+    APART_BYTES_MAX,
     APPROVER,
     APPROVER_LENGTH_MAX,
     CLAIM_TIMEOUT_MS_MIN,
@@ -131,6 +132,13 @@ class NewJobOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 max_length=APPROVER_LENGTH_MAX,
                 description="The agent that answers what it asks while it runs; default: the owner of the node.",
             ),
+        ]
+        | UnsetType
+    ) = UNSET
+    content_apart: (
+        Annotated[
+            int,
+            Meta(ge=0, le=APART_BYTES_MAX, description="Its payload and result are off the log from so many bytes on."),
         ]
         | UnsetType
     ) = UNSET

@@ -12,8 +12,9 @@ from hocket.api import Service, ServiceAnswer
 from hocket.api.operation import ULID, Arguments, OperationGroup, TokenNeed, operation
 from hocket.api.views import Line
 from hocket.bus.hints import about
-from hocket.errors import HocketError, NotFound, Usage
+from hocket.errors import HocketError, NotFound, StoreError, Unreachable, Usage
 from hocket.families.jobs import questions
+from hocket.families.jobs.apart import Erased, check_kept, unsalted
 from hocket.families.jobs.questions import TEXT_CHARS_MAX as QUESTION_CHARS_MAX
 from hocket.families.jobs.questions import AskedQuestion
 from hocket.families.jobs.requests import KIND_LENGTH_MAX
@@ -31,6 +32,8 @@ from hocket.work.remote.remote_holds import (
     FENCE_MAX,
     REMOTE,
     CheckKind,
+    End,
+    EndKind,
     HeldJob,
     HoldState,
     RemoteName,
@@ -174,7 +177,26 @@ async def claim(
     given = await desk.claim(asked, wait_ms / 1000)
     if given.jobs:
         service.undelivered = lambda: desk.undelivered(asked, given)
-    return JobsClaimed([_claimed(each) for each in given.jobs], given.is_draining)
+    jobs = [job for each in given.jobs if (job := await _with_payload(service, node, each)) is not None]
+    return JobsClaimed([_claimed(each) for each in jobs], given.is_draining)
+
+
+async def _with_payload(service: Service, node: "Node", given: GivenJob) -> GivenJob | None:
+    """The job with a payload that is not on the log. One whose payload is erased fails here, and one whose payload
+    cannot be fetched goes back to the queue; the worker gets neither.
+    """
+    apart, runtime = given.job.policy.content, service.runtime
+    if apart is None:
+        return given
+    try:
+        await node.read(lambda session: check_kept(session, given.job.id))
+        blob = runtime.blobs.read(apart.digest) or await node.services().exchanges.fetch(apart.digest, apart.size)
+        return given._replace(payload=unsalted(apart, blob, f"the payload of job {ulid_text(given.job.id)}"))
+    except (Erased, Unreachable, StoreError) as error:
+        do: EndKind = "fail" if isinstance(error, Erased) else "yield"
+        ended = End(given.job.id, given.job.fence, do, text=str(error))
+        await node.remote_workers.end(service.agent(None), [ended], lambda kind: None)
+        return None
 
 
 def held_by_agent(service: Service) -> list[tuple[str, int]]:

@@ -9,7 +9,6 @@ variables that change which program runs. The lists are for warnings; they are n
 import os
 import re
 import shlex
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -34,6 +33,7 @@ from hocket.extensions.command.manifest import (
     parse_manifest,
 )
 from hocket.extensions.command.secrets import SECRETS_NAME, secret_names
+from hocket.node.home import configured_table
 from hocket.work.presence import Serving
 
 _WILD = re.compile(r"[*?\[]")
@@ -272,17 +272,7 @@ def _fits(pattern: str, argument: str) -> bool:
 
 def configured(path: Path) -> Allowance:
     """The [commands] table of the home's configuration; nothing is allowed without it."""
-    try:
-        table = tomllib.loads(path.read_text("utf-8")).get("commands", {})
-    except FileNotFoundError:
-        table = {}
-    except (OSError, ValueError) as error:
-        raise Usage(f"cannot read {path}: {error}") from None
-    if not isinstance(table, dict):
-        raise Usage(f"{path}: commands must be a table, like [commands]")
-    for key in table:
-        if key not in _KEYS:
-            raise Usage(f"{path}: unknown key commands.{key}; known are {', '.join(_KEYS)}")
+    table = configured_table(path, "commands", _KEYS)
     for key in _SWITCHES:
         if not isinstance(value := table.get(key, False), bool):
             raise Usage(f"{path}: commands.{key} must be true or false, not {value!r}")

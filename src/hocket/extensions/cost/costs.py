@@ -70,18 +70,21 @@ JOBS_MAX = 100_000
 HISTORY_MAX = 200
 _GB = 1e9
 _HOUR_MS = 3_600_000
-_ENDS = (CompleteJob, FailWork, YieldWork, PostponeWork, ExpireWork, CancelJob)
+ENDS = (CompleteJob, FailWork, YieldWork, PostponeWork, ExpireWork, CancelJob)
 MayCharge = Callable[[int, int, str], bool]
 FILE = "rates.yaml"
 
 
 class RunSpan(NamedTuple):
-    """One run. `ran_ms` is how long its handler ran if the worker said so, else how long the node held the job."""
+    """One run, and the op that is its `end`. `ran_ms` is how long its handler ran if the worker said so, else how long
+    the node held the job.
+    """
 
     node: int
     began_ms: int
     ended_ms: int
     ran_ms: int
+    end: bytes
 
 
 def run_spans(session: Session, job_id: bytes) -> list[RunSpan]:
@@ -98,12 +101,12 @@ def run_spans(session: Session, job_id: bytes) -> list[RunSpan]:
         at_ms = op.timestamp.wall
         if isinstance(op.payload, ClaimWork) and holder is None:
             holder, began_ms = op.node_id, at_ms
-        elif isinstance(op.payload, _ENDS) and holder is not None:
+        elif isinstance(op.payload, ENDS) and holder is not None:
             held_ms = max(0, at_ms - began_ms)
             ran_ms = held_ms
             if isinstance(op.payload, CompleteJob):
                 ran_ms = min(held_ms, op.payload.telemetry.duration_ms)
-            spans.append(RunSpan(holder, began_ms, at_ms, ran_ms))
+            spans.append(RunSpan(holder, began_ms, at_ms, ran_ms, op.id))
             holder = None
     return spans
 
@@ -115,6 +118,7 @@ class MeteredRun(NamedTuple):
 
     node: int
     ended_ms: int
+    end: bytes
     resources: Resources | None
     usage: ResourceUse
     is_doubtful: bool = False
@@ -165,7 +169,8 @@ def _metered(
         usage = usage_of(proof, beat_ms)
     else:
         usage = ResourceUse(beats_used(span.ran_ms, beat_ms)) if record is None else record.usage
-    return MeteredRun(span.node, span.ended_ms, proof, usage + ResourceUse(storage_gbh=stored_gbh), is_doubtful)
+    used = usage + ResourceUse(storage_gbh=stored_gbh)
+    return MeteredRun(span.node, span.ended_ms, span.end, proof, used, is_doubtful)
 
 
 def _stored_gbh(session: Session, artifact: Artifact, made_ms: int, now_ms: int) -> float:
@@ -254,7 +259,7 @@ def costs_by(
     uncharged: set[bytes] = set()
     newest = session.jobs(JobFilter(), jobs_max + 1)
     for entry in newest[:jobs_max]:
-        job, account = entry.job, _account(entry.job) if by is CostsBy.ACCOUNT else None
+        job, account = entry.job, account_of(entry.job) if by is CostsBy.ACCOUNT else None
         metered = metered_runs(session, blobs, job, prices.beat_ms, prices.now_ms)
         runs = [run for run in metered if run.ended_ms >= since_ms]
         if runs and account is not None and not may_charge(*submitted(session, job), account):
@@ -284,12 +289,12 @@ def _program(session: Session, job: Job) -> str | None:
     row = session.op(job.schedule_op)
     if row is None:
         return None
-    payload = msgspec.json.decode(schedule_payload(row.body))
+    payload = msgspec.json.decode(schedule_payload(row.body) or b"null")
     command = payload.get("command") if isinstance(payload, dict) else None
     return str(command[0]) if isinstance(command, list) and command else None
 
 
-def _account(job: Job) -> str | None:
+def account_of(job: Job) -> str | None:
     return None if job.policy.budget is None else job.policy.budget.charge_to
 
 

@@ -17,7 +17,8 @@ from hocket.bus.hints import about
 from hocket.errors import Conflict, HocketError, NotFound, Usage
 from hocket.extensions.webhooks.addresses import URL_CHARS_MAX, AllowList, read_entry, read_url
 from hocket.extensions.webhooks.delivery import deliver, new_secret
-from hocket.extensions.webhooks.sending import NOT_DONE, WEBHOOKS, file_of, kind_of
+from hocket.extensions.webhooks.sending import NOT_DONE, file_of, kind_of
+from hocket.extensions.webhooks.turns import WEBHOOKS
 from hocket.extensions.webhooks.webhook_file import ALLOWED_MAX, WEBHOOKS_MAX, Webhook, Webhooks
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import wall_text

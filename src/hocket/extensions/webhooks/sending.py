@@ -1,29 +1,27 @@
-"""Sends events to webhooks, beside every process that keeps the node up; one process of a node does it at a time. For
-each webhook it follows the log and submits a job for each event; a worker of its own delivers. The jobs bring retries,
-and show what waits and what was given up. If too many wait, the webhook waits in the log, which keeps its place.
+"""Sends events to webhooks, in one process of a node at a time. For each webhook it follows the log and submits a job
+for each event; a worker of its own delivers. The jobs bring retries, and show what waits and what was given up. If too
+many wait, the webhook waits in the log, which keeps its place.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hocket.api import Program, Service, programs
-from hocket.bus.hints import about
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.events import Emit
 from hocket.events.workers import StepFailed
 from hocket.extensions.webhooks.addresses import AllowList
 from hocket.extensions.webhooks.delivery import deliver
-from hocket.extensions.webhooks.webhook_file import FILE, Webhook, WebhookFile, Webhooks
+from hocket.extensions.webhooks.turns import LOOK_S
+from hocket.extensions.webhooks.webhook_file import Webhook, WebhookFile, Webhooks
 from hocket.families.jobs import requests
 from hocket.families.jobs.authorship import is_own
 from hocket.families.jobs.drafts import policy
 from hocket.families.jobs.requests import Draft
-from hocket.families.liveness import ProcessTurn
 from hocket.kernel.ids import node_text
 from hocket.kernel.policy import DEFAULT
 from hocket.node.log_events import EventNeed, FoundEvent, LogEvent, PlaceGone, events_of
@@ -37,11 +35,6 @@ if TYPE_CHECKING:
     from hocket.node.runtime import Runtime
 
 KIND = "hocket.webhook."
-# The family of the hint that a webhook was added or removed.
-WEBHOOKS = "webhook"
-TURN = "webhooks.turn"
-# How often to look for changes without a hint, and after an error.
-LOOK_S = 10.0
 # How many deliveries of one webhook wait; then no more are submitted until some are done.
 WAITING_MAX = 100
 ROOM_LOOK_S = 1.0
@@ -64,28 +57,14 @@ def file_of(runtime: "Runtime") -> WebhookFile:
     return WebhookFile(runtime.home.path, runtime.home.processes)
 
 
-def sending(node: "Node", emit: Emit) -> Callable[[], Awaitable[None]]:
-    return _Sending(node, emit).run
-
-
-class _Sending:
+class Sender:
     def __init__(self, node: "Node", emit: Emit) -> None:
         self._node, self._emit = node, emit
         self._file = file_of(node.runtime)
         self._programs: dict[str, Program | None] = {}
         self._places: dict[str, int] = {}
 
-    async def run(self) -> None:
-        home, processes = self._node.runtime.home.path, self._node.runtime.home.processes
-        with closing(self._node.listen(about(WEBHOOKS))) as changes:
-            while True:
-                turn = ProcessTurn.take(processes, TURN) if (home / FILE).exists() else None
-                if turn is not None:
-                    with closing(turn):
-                        await self._send(changes.wait)
-                await changes.wait(LOOK_S)
-
-    async def _send(self, changed: Callable[[float], Awaitable[object]]) -> None:
+    async def send(self, changed: Callable[[float], Awaitable[object]]) -> None:
         """Returns when there are no webhooks left."""
         self._places = await self._node.call(self._file.places)
         following: dict[Webhook, asyncio.Task[None]] = {}

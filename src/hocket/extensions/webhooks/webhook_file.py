@@ -12,11 +12,11 @@ from typing import TypeVar
 import msgspec
 
 from hocket.errors import StoreError, Unreachable
+from hocket.extensions.webhooks.turns import FILE
 from hocket.families.liveness import ProcessTurn
 from hocket.kernel.decoding import decode_json
 from hocket.node.log_events import EventFilter
 
-FILE = "webhooks.json"
 PLACES = "webhooks.places.json"
 WEBHOOKS_MAX = 100
 ALLOWED_MAX = 1_000

@@ -26,7 +26,7 @@ from hocket.kernel.policy import (
     check_labels,
     check_policy,
 )
-from hocket.kernel.texts import BeatsLong, duration_ms, parse_length
+from hocket.kernel.texts import BeatsLong, duration_ms, parse_length, size_bytes
 
 Duration = str | int | float
 
@@ -67,6 +67,7 @@ class JobOptions(TypedDict, total=False):
     claim: Literal["first", "rendezvous", "sticky"]
     sticky: str | None
     claim_timeout: Duration
+    content_apart: str | int | None
     budget: Budget | Mapping[str, Any] | PathLike[str] | None
     score: Score | Mapping[str, Any] | PathLike[str] | None
 
@@ -232,6 +233,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "claim": lambda value: {"claim": value},
     "sticky": lambda value: {"sticky": value},
     "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},
+    "content_apart": lambda value: {"content_apart": None if value is None else size_bytes(value)},
     "budget": lambda value: _of_extension("budget", value),
     "score": lambda value: _of_extension("score", value),
 }

@@ -12,13 +12,24 @@ from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.inbox.facts import OWNER
+from hocket.families.jobs.apart import PAYLOAD_TYPE
 from hocket.families.jobs.parts import RESULT_TYPE
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.jobs.tracing import SubmitTrace, tracer
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.ops import NO_ID, Op
-from hocket.kernel.policy import THE_OWNER, Policy, check_policy, completed, encode_policy, with_defaults, with_open
+from hocket.kernel.policy import (
+    THE_OWNER,
+    ApartContent,
+    Policy,
+    check_policy,
+    completed,
+    encode_policy,
+    is_apart,
+    with_defaults,
+    with_open,
+)
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,
@@ -224,12 +235,28 @@ def _prepared(tx: Transaction, draft: Draft, policy: Policy) -> _Prepared:
         raise Usage(f"this {draft.kind} job cannot have a ttl: this is a strict mesh, which cannot cancel it")
     if policy.approval_by is not None and tx.is_strict:
         raise Usage(f"this {draft.kind} job cannot wait for an approval: this is a strict mesh, which has no such op")
+    payload = draft.payload
+    if is_apart(policy, len(payload)):
+        policy, payload = _kept_apart(tx, draft, policy), b""
     tracing = tracer()
     # Submitters that use the same id must write the same op.
     trace = None if tracing is None or draft.job_id is not None else tracing.submit(draft.kind, draft.trace)
     policy = completed(policy, None if trace is None else trace.context)
-    schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, draft.payload, encode_policy(policy))
+    schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, payload, encode_policy(policy))
     return _Prepared(draft, schedule, deps, trace, policy)
+
+
+def _kept_apart(tx: Transaction, draft: Draft, policy: Policy) -> Policy:
+    """Keeps the payload of a job beside the log. Its op says where it is."""
+    what = f"this {draft.kind} job cannot keep its payload apart from the log"
+    if tx.is_strict:
+        raise Usage(f"{what}: this is a strict mesh, which cannot erase it")
+    if policy.claim == "sticky":
+        raise Usage(f"{what}: it is sticky, and every node finds its worker by the payload")
+    if draft.job_id is not None:
+        raise Usage(f"{what}: its id follows from the payload, because the database was away; submit it again")
+    hash, size = tx.keep_apart(draft.payload)
+    return replace(policy, content=ApartContent(hash.hex(), size))
 
 
 def _submitted(tx: Transaction, prepared: _Prepared, op: WrittenOp | Op | Reason) -> Submitted:
@@ -241,6 +268,14 @@ def _submitted(tx: Transaction, prepared: _Prepared, op: WrittenOp | Op | Reason
     job_id = draft.job_id or op.id
     if trace is not None:
         trace.end(ulid_text(job_id))
+    if (apart := prepared.policy.content) is not None:
+        content = Content(apart.digest, apart.size, None, None)
+        made = tx.author(creation(NO_ID, PAYLOAD_TYPE, job_id, (), content, None))
+        if isinstance(made, Reason):
+            raise NotAuthorised(
+                f"this node may not keep the payload of {draft.kind} jobs apart from the log, which needs"
+                f" artifact:write: {made.sentence}"
+            )
     if prepared.policy.approval_by is not None:
         from hocket.families.jobs import approval_mail
 
@@ -342,7 +377,7 @@ def complete_all(tx: Transaction, ends: Sequence[Completion]) -> list[Result]:
         if (stale := stale_claim(tx, end.held)) is not None:
             outcomes[number] = stale
     results = {
-        number: _result(end.held.job_id, end.result)
+        number: _result(tx, end.held.job_id, end.result)
         for number, end in enumerate(ends)
         if end.result is not None and number not in outcomes
     }
@@ -366,8 +401,12 @@ def complete_all(tx: Transaction, ends: Sequence[Completion]) -> list[Result]:
     return [outcomes[number] for number in range(len(ends))]
 
 
-def _result(job_id: bytes, result: bytes) -> CreateArtifact:
-    content = Content(content_hash(result), len(result), result, None)
+def _result(tx: Transaction, job_id: bytes, result: bytes) -> CreateArtifact:
+    entry = tx.projection.jobs.entry(job_id)
+    if entry is not None and is_apart(entry.job.policy, len(result)):
+        content = Content(*tx.keep_apart(result), None, None)
+    else:
+        content = Content(content_hash(result), len(result), result, None)
     return creation(NO_ID, RESULT_TYPE, job_id, (), content, None)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import msgspec
 
-from hocket.errors import Failed, NotFound, Usage
+from hocket.errors import Failed, NotFound, StoreError, Unreachable, Usage
+from hocket.families.jobs.apart import (
+    NO_BLOBS,
+    PAYLOAD_TYPE,
+    SALT_BYTES,
+    Erased,
+    ReadsBlobs,
+    erasure_of,
+    payload_of,
+)
 from hocket.families.jobs.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
 from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.rules import Job, Outcome, State
@@ -26,6 +35,7 @@ from hocket.kernel.vocabulary import (
     CancelJob,
     ClaimWork,
     CreateArtifact,
+    EraseContent,
     ExpireWork,
     FailWork,
     Payload,
@@ -218,31 +228,48 @@ def brief(session: Session, entry: JobEntry, notes: Mapping[bytes, bytes] | None
     }
 
 
-def full(session: Session, entry: JobEntry) -> dict[str, Any]:
-    """Everything about one job, with its ops."""
+def full(session: Session, entry: JobEntry, blobs: ReadsBlobs | None = None) -> dict[str, Any]:
+    """Everything about one job, with its ops. Content that is apart from the log is shown if it is in the blobs."""
     job = entry.job
     rows = session.ops_about(Subject(JOB, job.id))
     schedule = decode(next(row.body for row in rows if row.id == job.schedule_op)).payload
     assert isinstance(schedule, ScheduleJob)
     try:
-        returned = result(session, job)
+        returned = result(session, job, blobs)
     except Failed:
         returned = None
+    erasure = erasure_of(session, job.id)
     return brief(session, entry) | {
-        "payload": readable(schedule.payload),
+        "payload": _shown_payload(session, job, schedule, blobs),
+        "erased": None if erasure is None else erasure._asdict(),
         "options": msgspec.to_builtins(job.policy),
         "after": list(job.policy.after),
         "result": _shallow(returned),
-        "artifacts": [_artifact_line(session, each) for each in session.artifacts_of_job(job.id)],
+        "artifacts": [
+            _artifact_line(session, each) for each in session.artifacts_of_job(job.id) if each.type != PAYLOAD_TYPE
+        ],
         "degraded": _degraded(session, job.id),
         "traceback": _error(session, job)[1],
         "ops": op_lines(session, rows),
     }
 
 
-def result(session: Session, job: Job) -> Any:
+def _shown_payload(session: Session, job: Job, schedule: ScheduleJob, blobs: ReadsBlobs | None) -> Any:
+    """A payload that is apart and not at hand is its hash and its size; one that is erased is None."""
+    if job.policy.content is None:
+        return readable(schedule.payload)
+    try:
+        return readable(payload_of(session, blobs or NO_BLOBS, job, schedule.payload))
+    except Erased:
+        return None
+    except (Unreachable, StoreError):
+        return msgspec.to_builtins(job.policy.content)
+
+
+def result(session: Session, job: Job, blobs: ReadsBlobs | None = None) -> Any:
     """The handler's result, or else its parts together; None if there is neither. Raises Failed if it was evicted, or
-    is not known here. Parts that are too large for a result are an artifact, whose id and size are the result.
+    is not known here. Parts that are too large for a result are an artifact, whose id and size are the result; so is a
+    result that is apart from the log, unless it is in the blobs.
     """
     named = [_creation(session, artifact_id) for artifact_id in job.artifacts]
     made = _of_type(named, (RESULT_TYPE,)) or _of_type(named, WHOLE_TYPES)
@@ -250,10 +277,17 @@ def result(session: Session, job: Job) -> Any:
         if None in named:
             raise Failed(f"the result of job {ulid_text(job.id)} is not on this log; grant this node artifact:read")
         return None
+    if (erasure := erasure_of(session, job.id)) is not None:
+        raise Failed(erasure.sentence(job.id))
     if session.is_evicted(made.artifact_id):
         raise Failed(f"the result of job {ulid_text(job.id)} was evicted; its content is gone")
     if made.artifact_type in WHOLE_TYPES:
         return _joined(made)
+    if made.content_inline is None and job.policy.content_apart is not None:
+        blob = None if blobs is None else blobs.read(made.content_hash)
+        if blob is None:
+            return {"artifact_id": ulid_text(made.artifact_id), "size": made.size_bytes}
+        return _json(blob[SALT_BYTES:])
     return None if made.content_inline is None else _json(made.content_inline)
 
 
@@ -419,6 +453,8 @@ def detail_of(payload: Payload) -> str:
         return payload.error
     if isinstance(payload, YieldWork | ExpireWork | CancelJob | RetryJob | PostponeWork):
         return payload.reason
+    if isinstance(payload, EraseContent):
+        return f"job {ulid_text(payload.job)}: {payload.reason}"
     if isinstance(payload, PostponeJob):
         return f"not before {wall_text(payload.until_ms)}: {payload.reason}" if payload.until_ms else payload.reason
     if isinstance(payload, ApproveJob | RefuseJob):

@@ -9,6 +9,7 @@ from hocket.errors import Conflict, HocketError, Unreachable, Usage
 from hocket.families import artifacts
 from hocket.families.blobs import Blobs, Damaged
 from hocket.families.jobs import view
+from hocket.families.jobs.apart import PAYLOAD_TYPE, erasure_of
 from hocket.families.jobs.rules import State
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import hlc_text
@@ -102,7 +103,7 @@ class _Trace:
         self.told |= {"of": "job", "id": ulid_text(job.id), "job": view.brief(self._session, entry)}
         if job.state is State.PENDING and job.policy.needs:
             self.told["needs"] = list(job.policy.needs)
-        self.told["artifacts"] = [self._brief(each) for each in own if each.type != SNAPSHOT_TYPE]
+        self.told["artifacts"] = [self._brief(each) for each in own if each.type not in (SNAPSHOT_TYPE, PAYLOAD_TYPE)]
         self.told["claims"] = [ulid_text(each) for each in self._output_claims(job.id)]
         self._snapshots(each.id for each in records)
         for named in job.artifacts:
@@ -110,6 +111,8 @@ class _Trace:
                 self._miss(f"artifact {ulid_text(named)}, which the completion names, is not on this log")
         for told in self.told["snapshots"]:
             told["named"] = any(ulid_text(each) == told["artifact_id"] for each in job.artifacts)
+        if (erasure := erasure_of(self._session, job.id)) is not None:
+            self._miss(erasure.sentence(job.id))
         if not records:
             self._miss("no model call is recorded for this job")
 

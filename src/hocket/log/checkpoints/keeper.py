@@ -42,8 +42,8 @@ from hocket.store.checkpoint_rows import CheckpointRow, CheckpointState
 # A node signs a checkpoint when it has written so many entries since the last one, or any for this long.
 CHECKPOINT_ENTRIES = 1_024
 CHECKPOINT_MS = 60_000
-# So many entries are read in one step, and the trees are stored after so many.
-STEP_ENTRIES = 500
+# So many entries are read in one step, since each may be large, and the trees are stored after so many.
+STEP_ENTRIES = 50
 SAVE_ENTRIES = 8_192
 # So many entries are read at most to judge the checkpoints of one message. What goes beyond waits.
 RECEIVE_ENTRIES = ANCHOR_ENTRIES

@@ -25,6 +25,7 @@ function load(address) {
     request.open("GET", address);
     request.responseType = "document";
     request.setRequestHeader("Accept", "text/html");
+    request.setRequestHeader("X-Scripted", "1");
     request.onload = () => (request.status === 200 && request.response ? resolve(request.response) : reject(request.status));
     request.onerror = () => reject(0);
     request.send();
@@ -183,19 +184,20 @@ function listen() {
   addEventListener("pagehide", () => source.close(), { once: true });
 }
 
-// Times that are shown as "3m ago" go on without the server.
+// Times that are shown as "3 min ago" go on without the server, in its words.
 function ago(ms) {
   const away = Math.abs(Date.now() - ms);
-  const units = [["d", 86_400_000], ["h", 3_600_000], ["m", 60_000], ["s", 1000]];
-  const [unit, size] = units.find(([, each]) => away >= each) ?? ["s", 1000];
-  const text = `${Math.floor(away / size)}${unit}`;
+  const units = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000]];
+  const [unit, size] = units.find(([, each]) => away >= 2 * each) ?? ["s", 1000];
+  const text = `${Math.floor(away / size)} ${unit}`;
   return ms > Date.now() ? `in ${text}` : `${text} ago`;
 }
 
 setInterval(() => {
   if (isPaused || document.hidden) return;
   for (const time of document.querySelectorAll("time[data-ms]")) {
-    if (Date.now() - Number(time.dataset.ms) > 60_000) time.textContent = ago(Number(time.dataset.ms));
+    const ms = Number(time.dataset.ms);
+    if (Math.abs(Date.now() - ms) > 60_000) time.textContent = ago(ms);
   }
 }, CLOCK_MS);
 

@@ -3,12 +3,13 @@ Extensions add views of their own.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from hocket.api import Program, Service
 from hocket.kernel.extension import extensions, loaded
+from hocket.node.node import Node
 from hocket.page.live_jobs import LiveJobs
 from hocket.page.own_actions import LogCheck
 from hocket.page.throughput import Throughput
@@ -66,6 +67,13 @@ class Action(NamedTuple):
     then: str = ""
 
 
+class Trouble(NamedTuple):
+    """Something that is not well, and the address of the view that says more."""
+
+    sentence: str
+    place: str
+
+
 class PagePath:
     """A path of the page, with parameters."""
 
@@ -82,7 +90,8 @@ class PagePath:
 class PageView(PagePath):
     """`name` is the word for it in the navigation; empty if it is not there. A `function` reads the store. A view that
     `takes_form` shows what the fields of a form say, and changes nothing. `package` has its template and static files,
-    and `actions` are those that no other view has.
+    and `actions` are those that no other view has. `keep` runs beside the server, for figures that the view shows;
+    `troubles` are for the first view.
     """
 
     def __init__(
@@ -95,10 +104,13 @@ class PageView(PagePath):
         takes_form: bool = False,
         package: str = PACKAGE,
         actions: Sequence[Action] = (),
+        keep: Callable[[Node], Coroutine[Any, Any, None]] | None = None,
+        troubles: Callable[[ViewCall], Iterable[Trouble]] = lambda call: (),
     ) -> None:
         super().__init__(path)
         self.template, self.function, self.name = template, function, name
         self.takes_form, self.package, self.actions = takes_form, package, actions
+        self.keep, self.troubles = keep, troubles
 
 
 @cache

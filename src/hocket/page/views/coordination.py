@@ -3,23 +3,32 @@ what agents share: locks with their queues, messages that could not be delivered
 side.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
-from hocket.api import agents, inbox, locks, nodes, peers, rights, rows
+from hocket.api import agents, inbox, locks, nodes, peers, rights, rows, status
+from hocket.kernel.ids import ulid_text
 from hocket.page.own_actions import may_invite
 from hocket.page.rendering import JSON_CHARS_MAX, whole_json
 from hocket.page.views import PageView, ViewCall
 
 # So many of each are shown.
 LINES_MAX = 200
+# Of so many of the newest messages the threads are shown, and so many threads.
+MESSAGES_MAX, THREADS_MAX = 200, 30
 
 
 def mesh(call: ViewCall) -> Mapping[str, Any]:
     service = call.service
     service.check("Mesh", "Read")
+    with service.read() as session:
+        outbox = status.outbox_status(service, session)
     return {
         "title": "Mesh",
+        "outbox": outbox,
+        "names": service.names(),
         "nodes": nodes.listing.function(service),
         "live": {each.node: each for each in nodes.live.function(service)},
         "coordinator": rights.coordinator.function(service),
@@ -41,6 +50,7 @@ def coordination(call: ViewCall) -> Mapping[str, Any]:
         "title": "Coordination",
         "locks": held[:LINES_MAX],
         "left_out": max(0, len(held) - LINES_MAX),
+        "threads": _threads(call) if may_inbox else [],
         "dead": inbox.dead.function(service, LINES_MAX).items if may_inbox else [],
         "conflicts": rows.conflicts.function(service, limit=LINES_MAX).items if may_rows else [],
         "breakable": {
@@ -51,6 +61,24 @@ def coordination(call: ViewCall) -> Mapping[str, Any]:
         "retryable": call.may,
         "merged": merged,
     }
+
+
+class ThreadLine(NamedTuple):
+    """A thread: its newest message, and how many of the messages that were looked at are in it."""
+
+    newest: inbox.MessageShown
+    messages: int
+
+
+def _threads(call: ViewCall) -> list[ThreadLine]:
+    """The threads of the newest messages that the visitor may read, those with news first."""
+    with call.service.read() as session:
+        newest = (session.message(each) for each in session.newest_messages(MESSAGES_MAX))
+        readable = [each for each in newest if each and call.service.may("Inbox", "Read", each.address.name)]
+    newest_of = {each.thread or each.id: ulid_text(each.id) for each in reversed(readable)}
+    threads = Counter(each.thread or each.id for each in readable)
+    shown = islice(threads.items(), THREADS_MAX)
+    return [ThreadLine(inbox.show(call.service, newest_of[id]), messages) for id, messages in shown]
 
 
 def thread(call: ViewCall, message: str) -> Mapping[str, Any]:

@@ -11,18 +11,11 @@ from hocket.families.jobs.view import COUNTED
 from hocket.kernel.policy import covers
 from hocket.kernel.texts import counted, span
 from hocket.page.rendering import bars
-from hocket.page.views import PageView, ViewCall
+from hocket.page.views import PageView, Trouble, ViewCall, extension_views
 
 # Ops that wait longer than this for the coordinator are worth a look, and so are nodes that are silent.
 LAG_MS = 60_000
 _SILENT = ("alert", "critical", "dead")
-
-
-class Trouble(NamedTuple):
-    """Something that is not well, and the address of the view that says more."""
-
-    sentence: str
-    place: str
 
 
 class KindNow(NamedTuple):
@@ -46,9 +39,11 @@ def now(call: ViewCall) -> Mapping[str, Any]:
     succeeded = [each.succeeded for each in minutes]
     failed = [each.failed for each in minutes]
     totals = {word: sum(each.counts[word] for each in lines) for word in COUNTED}
+    troubles = [*_troubles(shown, now_ms), *_silent(live), *_unserved(shown, lines), *_failing(lines)]
+    troubles += [trouble for each in extension_views() for trouble in each.troubles(call)]
     return {
         "title": "Now",
-        "troubles": [*_troubles(shown, now_ms), *_silent(live), *_unserved(shown, lines), *_failing(lines)],
+        "troubles": troubles,
         "status": shown,
         "totals": totals,
         "kinds": lines,

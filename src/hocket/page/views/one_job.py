@@ -1,23 +1,27 @@
 """One job: its story from submit to proof, why it waits, what it sends while it runs, and what it left behind."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import msgspec
+
 from hocket.api import Service, artifacts
 from hocket.api.job_operations.job_answers import asks_caller
-from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, found_job, show
+from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, found_job, is_rejection, show
 from hocket.api.operation import extension_operations
 from hocket.errors import HocketError
 from hocket.families.jobs.parts import Part, joined
 from hocket.families.jobs.view import find
 from hocket.kernel.clock import parse_hlc
 from hocket.kernel.ids import parse_ulid, ulid_text
-from hocket.kernel.vocabulary import JOB, Subject
+from hocket.kernel.ops import decode
+from hocket.kernel.vocabulary import EVENTS, JOB, NAMES, AcceptWork, Subject, number_of
 from hocket.log.evidence import SignatureState, signature_states
 from hocket.node.log_events import LogEvent, events_of
 from hocket.page.live_jobs import LiveView
+from hocket.page.rendering import count
 from hocket.page.views import PageView, ViewCall
 from hocket.store import OpRow, Session
 
@@ -41,6 +45,9 @@ SENTENCES = {
     "artifact.created": "artifact stored",
     "artifact.evicted": "artifact evicted",
 }
+# The events of ops that do not count, by the names of their types.
+_EVENTS = {name: EVENTS[number] for number, name in NAMES.items()}
+_ACCEPT = number_of(AcceptWork)
 _FOLDED = ("job.renewed", "job.progressed", "job.saved")
 # A story is cut in the middle beyond so many lines, and so many ops are verified for one look at it.
 LINES_MAX = 400
@@ -62,8 +69,10 @@ _SIGNED = {
 
 
 class StoryLine(NamedTuple):
-    """What happened, how often in a row, and the op that says so, the last if there are several. `why_not` is why an
-    op does not count. `signature` is the worst of its ops; None if they were too many to verify.
+    """What happened, how often in a row, and the op that says so, the last if there are several. An offer that the
+    coordinator has accepted is one line with the acceptance, and `author` is the node that made it. Any other offer
+    `is_offer`; `why_not` is why any other op does not count. `signature` is the worst of its ops; None if they were too
+    many to verify.
     """
 
     event: str
@@ -77,6 +86,7 @@ class StoryLine(NamedTuple):
     detail: str
     seq: int
     op: str
+    is_offer: bool
     why_not: str | None
     signature: SignatureState | None
 
@@ -104,10 +114,11 @@ def job(call: ViewCall, job: str) -> Mapping[str, Any]:
         signatures = signature_states(log, session, _verified(rows))
         before = _neighbours(service, session, details.after)
         behind = _neighbours(service, session, [ulid_text(each) for each in sorted(session.dependents(id))])
-    story = [*_folded([_line(each, events.get(each.seq), signatures.get(each.seq)) for each in details.ops])]
+    story = [*_folded(_lines(details.ops, _acceptances(rows), events, signatures))]
     may_read_content = service.may("Artifact", "Read", details.kind)
     live = call.live_jobs.look(service, entry.job) if may_read_content else _NO_LIVE
     made = artifacts.page.function(service, details.job_id, ARTIFACTS_MAX).items if may_read_content else []
+    cost = _cost(service, details.job_id) if may_read_content else None
     return {
         "title": f"Job {details.job_id[-6:]}",
         "job": details,
@@ -120,7 +131,8 @@ def job(call: ViewCall, job: str) -> Mapping[str, Any]:
         "parts_left_out": live.left_out,
         "output": [(each, each.data.decode(errors="replace")) for each in live.output if each.data],
         "has_proof": any(each.type == _PROOF and each.content != "evicted" for each in made),
-        "cost": _cost(service, details.job_id) if may_read_content else None,
+        "cost": cost,
+        "used": [] if cost is None else [*_amounts(cost.usage)],
         "names": service.names(),
         "may_change": call.may("Job", "Schedule", details.kind),
         "may_approve": asks_caller(service, details),
@@ -161,22 +173,57 @@ def _cost(service: Service, job: str) -> Any:
     return None
 
 
+def _amounts(usage: Any) -> Iterator[tuple[str, str]]:
+    """What was used, by name, without what was not."""
+    for name, value in msgspec.to_builtins(usage).items():
+        for part, amount in (value if isinstance(value, dict) else {"": value}).items():
+            if amount:
+                yield f"{name} {part}".strip(), count(amount) if isinstance(amount, int) else f"{amount:.3g}"
+
+
+def _acceptances(rows: Sequence[OpRow]) -> Mapping[str, str]:
+    """The ids of the offers that the coordinator has accepted, by those of its acceptances."""
+    found = ((row, decode(row.body).payload) for row in rows if row.variant == _ACCEPT and not row.reason)
+    return {ulid_text(row.id[:16]): ulid_text(op.offer[:16]) for row, op in found if isinstance(op, AcceptWork)}
+
+
+def _lines(
+    ops: Sequence[OpLine],
+    acceptances: Mapping[str, str],
+    events: Mapping[int, LogEvent],
+    signatures: Mapping[int, SignatureState],
+) -> Iterator[StoryLine]:
+    accepted = {*acceptances.values()}
+    signed = {op.id: signatures.get(op.seq) for op in ops}
+    for op in ops:
+        if op.id not in accepted:
+            line = _line(op, events.get(op.seq), signed[op.id])
+            if (offer := acceptances.get(op.id)) is None:
+                yield line
+            else:
+                worst = max((line.signature, signed.get(offer)), key=_badness)
+                yield line._replace(signature=worst, op=f"{op.id}, which accepts {offer}")
+
+
 def _line(op: OpLine, event: LogEvent | None, signature: SignatureState | None) -> StoryLine:
-    name = op.type if event is None else event.type
-    sentence = SENTENCES.get(name, op.type) if op.counts else op.type
-    time_ms = _wall(op) if event is None else event.time_ms
-    agent, fence = (None, None) if event is None else (event.agent, event.fence)
+    """The line of an op. Of one that counts there is an event."""
+    name = _EVENTS.get(op.type, op.type) if event is None else event.type
+    time_ms = parse_hlc(op.hlc, 0).wall
+    reason = op.reason or ""
+    is_offer = not op.counts and not is_rejection(reason)
+    if event is None:
+        author, agent, fence, detail = op.author, None, None, reason if is_offer else op.detail
+    else:
+        author, agent, fence, detail = event.author, event.agent, event.fence, op.detail
+        if author != op.author:  # the coordinator has accepted what the node offered
+            detail = event.detail
     return StoryLine(
-        *(name if op.counts else "refused", sentence, time_ms, time_ms, 1, op.author, agent, fence),
-        *(op.detail, op.seq, op.id, None if op.counts else op.reason, signature),
+        *(name if op.counts else "refused", SENTENCES.get(name, op.type), time_ms, time_ms, 1, author, agent, fence),
+        *(detail, op.seq, op.id, is_offer, None if op.counts or is_offer else reason, signature),
     )
 
 
-def _wall(op: OpLine) -> int:
-    return parse_hlc(op.hlc, 0).wall
-
-
-def _folded(lines: Sequence[StoryLine]) -> Iterator[StoryLine]:
+def _folded(lines: Iterable[StoryLine]) -> Iterator[StoryLine]:
     """Renewals, notes and checkpoints of one holder that follow each other are one line."""
     last: StoryLine | None = None
     for each in lines:

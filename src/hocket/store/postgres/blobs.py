@@ -53,7 +53,8 @@ _UNUSED = f"""
           AND NOT EXISTS (
               SELECT 1 FROM {{schema}}.artifacts AS made_of
               WHERE made_of.hash = blobs.hash AND inline = 0
-                AND NOT EXISTS (SELECT 1 FROM {{schema}}.evictions WHERE artifact = made_of.id))
+                AND NOT EXISTS (SELECT 1 FROM {{schema}}.evictions
+                                WHERE artifact IN (made_of.id, made_of.source_job)))
         LIMIT {PAGE} FOR UPDATE OF blobs SKIP LOCKED
     )
     DELETE FROM {{schema}}.blobs USING unused WHERE blobs.hash = unused.hash RETURNING size"""

@@ -81,7 +81,7 @@ def _edited(call: ViewCall) -> tuple[str, str, str]:
     """The text, what was done with it, and why an edit could not be done."""
     if not call.form:
         return _first(call), "", ""
-    text = call.form.get(TEXT, "").replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
+    text = call.form.get(TEXT, "").removeprefix("\ufeff")
     if len(text.encode()) > FILE_BYTES_MAX:
         raise Usage(f"a score has at most {FILE_BYTES_MAX} bytes")
     try:
@@ -165,7 +165,7 @@ def _job_of(fields: Mapping[str, str]) -> Mapping[str, Any]:
         payload = decode_json(fields.get("payload", "{}").encode(), dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ValueError(f"the payload is no JSON object: {error}") from None
-    score = score_json(read_score(fields.get(TEXT, "").replace("\r\n", "\n").encode()))
+    score = score_json(read_score(fields.get(TEXT, "").encode()))
     return {"kind": fields.get("kind", ""), "payload": payload, "score": score}
 
 

@@ -2,14 +2,18 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from hocket.api import Service
 from hocket.errors import HocketError, Usage
-from hocket.extensions.cost.costs import CostsBy, costs, rates_of, spent_on
+from hocket.extensions.cost.costs import need_rates, rates_of, spent_on
+from hocket.extensions.cost.kept_costs import keep_costs, kept_costs
 from hocket.extensions.tempo.beats import PhaseSpan, Tempo, beat_at, phase_at, spans
 from hocket.extensions.tempo.messages import BarReport, HelpPromise, from_json
 from hocket.extensions.tempo.policy import TempoPolicy, make_policy
@@ -22,27 +26,28 @@ from hocket.families.inbox.requests import content_of
 from hocket.families.jobs.rules import Job
 from hocket.families.jobs.view import counted_as
 from hocket.kernel.clock import wall_text
-from hocket.kernel.ids import make_ulid, node_text, ulid_text
+from hocket.kernel.ids import node_text, ulid_ms, ulid_text
 from hocket.kernel.policy import Budget
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.texts import counted
-from hocket.page.views import PageView, ViewCall
+from hocket.kernel.texts import counted, span
+from hocket.page.views import PageView, Trouble, ViewCall
 from hocket.store import JobFilter, Session, Stage
 
 PACKAGE = "hocket.extensions.tempo.views"
 # The newest windows that are drawn and listed, and of which the figures are.
 WINDOWS = 48
-# The newest ended jobs whose costs are summed.
-COST_JOBS = 100
+# The newest ended jobs among which the cost per deliverable and the time to something useful are looked for.
+ENDED_JOBS = 100
 # How old the sums over these jobs may be that an open page shows.
 SUMS_S = 10.0
+# How old a window may be whose alarms the first view shows.
+ALARM_MS = 600_000
 # Promises of the last hour: so many messages are looked at, and so many promises shown.
 PROMISES_MS = 3_600_000
 MESSAGES_MAX, PROMISES_MAX = 400, 50
 # Jobs that have not ended among which budgets are looked for, and budgets that are shown.
 OPEN_JOBS_MAX, BUDGETS_MAX = 400, 50
 T = TypeVar("T")
-_FIRST, _PAST = bytes(10), b"\xff" * 10
 
 
 class BeatShown(NamedTuple):
@@ -80,6 +85,13 @@ class BudgetShown(NamedTuple):
     beats: int
     cost: float | None
     has_score: bool
+
+    @property
+    def other_caps(self) -> list[str]:
+        caps = [f"{name} {beats}" for name, beats in self.budget.phase_caps.items()]
+        caps += [f"wait for {name} {beats}" for name, beats in self.budget.wait_caps.items()]
+        caps += [f"{name} {most:g} a beat" for name, most in self.budget.per_beat.items()]
+        return caps + ([f"ends at bar+{self.budget.hard_end}"] if self.budget.hard_end else [])
 
 
 def tempo(call: ViewCall) -> Mapping[str, Any]:
@@ -147,8 +159,14 @@ def _windows(service: Service, reports: list[BarReport]) -> Mapping[str, Any]:
 
 def _figures(service: Service, reports: list[BarReport]) -> list[tuple[str, str]]:
     rates = rates_of(service.runtime.home)
-    found = kpis_of(service, reports, COST_JOBS)
-    return figures(ReportShown(reports, found, [], None if rates is None else rates.currency))
+    found = kpis_of(service, reports, ENDED_JOBS)
+    with service.read() as session:
+        ended = session.jobs(JobFilter((Stage.DONE,)), ENDED_JOBS)
+    if len(ended) == ENDED_JOBS and ended[-1].job.scheduled.wall > reports[-1].window_ms:
+        # More jobs ended in these windows than were looked at.
+        found = msgspec.structs.replace(found, cpd=None, ttfu_ms=None)
+    shown = figures(ReportShown(reports, found, [], None if rates is None else rates.currency))
+    return [(name, value) for name, value in shown if value != "-"]
 
 
 _sums: dict[tuple[Path, str], tuple[float, Any]] = {}
@@ -166,15 +184,9 @@ def _kept(service: Service, name: str, make: Callable[[], T]) -> T:
 
 def _promises(call: ViewCall, session: Session, beat_ms: int, now_ms: int) -> list[PromiseShown]:
     """The newest promises of the last hour that the visitor may read."""
-    span_ms = PROMISES_MS
-    while True:
-        first = make_ulid(max(0, now_ms - span_ms), _FIRST)
-        ids = session.message_ids(first, make_ulid(now_ms + PROMISES_MS, _PAST), MESSAGES_MAX)
-        if len(ids) < MESSAGES_MAX or span_ms < beat_ms:
-            break
-        span_ms //= 4
-    found = (_promise(call, session, each, beat_ms, now_ms) for each in reversed(ids))
-    return [each for each, _ in zip((each for each in found if each is not None), range(PROMISES_MAX), strict=False)]
+    ids = [each for each in session.newest_messages(MESSAGES_MAX) if ulid_ms(each) >= now_ms - PROMISES_MS]
+    found = (_promise(call, session, each, beat_ms, now_ms) for each in ids)
+    return [*islice((each for each in found if each is not None), PROMISES_MAX)]
 
 
 def _promise(call: ViewCall, session: Session, id: bytes, beat_ms: int, now_ms: int) -> PromiseShown | None:
@@ -228,15 +240,31 @@ def _budget(service: Service, session: Session, job: Job, stage: Stage, beat_ms:
 
 
 def _costs(call: ViewCall) -> Mapping[str, Any]:
-    """`costs` is None, and `no_costs` says why, if nothing can be summed."""
+    """`costs` is None if there are no sums, and `no_costs` says why. `uncounted` ops of the log are not in them yet."""
     service = call.service
     if not (service.may("Job", "Read") and service.may("Artifact", "Read")):
         return {"costs": None, "no_costs": "This browser may not read costs: they need job:read and artifact:read."}
     try:
-        found = _kept(service, "costs", lambda: costs(service.runtime, CostsBy.ACCOUNT, jobs_max=COST_JOBS))
+        rates = need_rates(service.runtime.home)
     except HocketError as error:
         return {"costs": None, "no_costs": f"{str(error)[:1].upper()}{str(error)[1:]}."}
-    return {"costs": found, "no_costs": "", "cost_jobs": COST_JOBS}
+    kept = kept_costs(service.runtime.home.path)
+    with service.read() as session:
+        uncounted = max(0, session.head().seq - kept.place)
+    return {"costs": kept.costs(rates), "no_costs": "", "uncounted": uncounted, "left_out": kept.left_out}
 
 
-TEMPO = PageView("/tempo", "tempo.html", tempo, "Tempo", package=PACKAGE)
+def _troubles(call: ViewCall) -> Iterator[Trouble]:
+    """The alarms of the newest window."""
+    if not call.service.may("Artifact", "Read"):
+        return
+    now_ms = call.service.runtime.log.physical()
+    with call.service.read() as session:
+        reports = kept_reports(session, now_ms, 1)
+    for each in reports:
+        if (raised := alarms(each)) and now_ms - each.window_ms < ALARM_MS:
+            ago = span(now_ms - each.window_ms)
+            yield Trouble(f"The window of {ago} ago raised {' and '.join(raised)}.", "/tempo")
+
+
+TEMPO = PageView("/tempo", "tempo.html", tempo, "Tempo", package=PACKAGE, keep=keep_costs, troubles=_troubles)

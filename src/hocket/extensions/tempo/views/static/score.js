@@ -22,6 +22,7 @@ function ask(fields) {
     request.open("POST", form.action);
     request.responseType = "document";
     request.setRequestHeader("Content-Type", "application/x-www-form-urlencoded");
+    request.setRequestHeader("X-Scripted", "1");
     request.onload = () => (request.status === 200 && request.response ? resolve(request.response) : reject(request.status));
     request.onerror = () => reject(0);
     request.send(fields.toString());
