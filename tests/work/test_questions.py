@@ -9,7 +9,7 @@ import pytest
 
 import hocket
 from hocket.errors import Conflict, NotAuthorised, Usage
-from hocket.families.jobs.questions import QUESTION_TYPE
+from hocket.families.inbox.questions import QUESTION_TYPE
 from hocket.kernel.ids import node_text, parse_ulid
 from hocket.node.handles import Handle
 from hocket.node.node import Node

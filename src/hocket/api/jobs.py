@@ -411,7 +411,7 @@ def reschedule(
 
 def _question(service: Service, session: Session, job: "Job") -> JobQuestion | None:
     """What the job asks; its text only for who may read it: the agent that is asked, or one with the grant."""
-    from hocket.families.jobs.questions import open_question
+    from hocket.families.inbox.questions import open_question
 
     found = open_question(session, job, service.runtime.log.physical())
     if found is None:

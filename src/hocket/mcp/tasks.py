@@ -15,7 +15,7 @@ from hocket.api.job_operations.job_answers import asks_caller
 from hocket.api.jobs import REASON_CHARS_MAX, JobDetails
 from hocket.api.operation import ULID
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound
-from hocket.families.jobs.questions import TEXT_CHARS_MAX
+from hocket.families.inbox.questions import TEXT_CHARS_MAX
 from hocket.kernel.clock import wall_text
 from hocket.kernel.texts import clean
 from hocket.mcp.answers import one_line, refusal, tool_result

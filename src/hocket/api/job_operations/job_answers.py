@@ -8,7 +8,7 @@ from hocket.api import Service
 from hocket.api.jobs import CHANGE, REASON_CHARS_MAX, JobBrief, JobDetails, JobText, brief, found_job
 from hocket.api.operation import ULID, InShell, TokenNeed, operation
 from hocket.api.views import Line
-from hocket.families.jobs.questions import TEXT_CHARS_MAX, open_question
+from hocket.families.inbox.questions import TEXT_CHARS_MAX, open_question
 from hocket.families.jobs.view import WaitReason
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.policy import APPROVER_LENGTH_MAX
