@@ -41,7 +41,7 @@ def settle(order: int) -> str:
 @cache
 def node() -> hocket.SyncNode:
     """The node of this process, opened at the first request: after a server like gunicorn has forked."""
-    return hocket.open().__enter__()
+    return hocket.open_sync()
 
 
 def create_table() -> None:

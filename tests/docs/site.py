@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tests.docs import reference
 from tests.docs.reader import ROOT
 
 CONFIG = ROOT / "zensical.toml"
@@ -110,6 +111,7 @@ def pages() -> dict[str, str]:
         for where, file in sources().items()
         if where.endswith(".md")
     }
+    texts |= reference.pages()
     for folder, name in SECTIONS.items():
         texts[f"{folder}/index.md"] = contents(texts, folder, name)
     return texts

@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
+import hocket
+from hocket.server.routes import ROUTES
 from tests.docs import reader, site
 from tests.docs.reader import ROOT
 
@@ -70,6 +72,14 @@ def test_links_lead_to_pages_and_headings_of_the_site(pages: dict[str, str]) -> 
                 if to not in files or (anchor and anchor not in known[to]):
                     broken.append(f"{where}: {target}#{anchor}")
     assert broken == []
+
+
+def test_the_reference_has_every_name_command_and_route(pages: dict[str, str]) -> None:
+    python, commands, routes = (pages[f"reference/{name}.md"] for name in ("python", "cli", "http"))
+    assert set(hocket.__all__) <= set(re.findall(r"^## (\w+)$", python, re.MULTILINE))
+    assert "### Node.submit_many\n" in python and "### Admin.schedule\n" in python and "append_plain" not in python
+    assert {"submit", "log verify", "lock run"} <= set(re.findall(r"^## ([a-z -]+)$", commands, re.MULTILINE))
+    assert {f"{route.method} {route.path}" for route in ROUTES} <= set(re.findall(r"^## (.*)$", routes, re.MULTILINE))
 
 
 def unreadable(block: reader.Block) -> str | None:
