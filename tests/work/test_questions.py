@@ -41,7 +41,7 @@ def goes_on_without_in_a_thread(ctx: hocket.Context, wait: str) -> str:
     return answer
 
 
-JOBS = [asks, asks_in_a_thread, goes_on_without, goes_on_without_in_a_thread]
+JOBS: list[hocket.JobType] = [asks, asks_in_a_thread, goes_on_without, goes_on_without_in_a_thread]
 Act = Callable[[Node], Awaitable[None]]
 
 
