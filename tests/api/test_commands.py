@@ -13,6 +13,7 @@ import pytest
 import hocket.testing
 from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, programs, rights, schedules
 from hocket.api.job_operations import job_answers, job_submits
+from hocket.api.log_operations import author_checkpoints
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
 from hocket.extensions.git import trust
@@ -53,7 +54,7 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     ops.rebuild: (lambda done, total: None,),
     ops.set_rules: (HOCKET, lambda done, total: None),
     ops.take_in: (BytesIO(),),
-    ops.checkpoint: (),
+    author_checkpoints.checkpoint: (),
     trust.add: (KEY, "a server"),
     trust.remove: (KEY,),
     programs.create: ("ci", ["mesh:read"]),

@@ -4,11 +4,13 @@ elsewhere, and by a peer that has cosigned more.
 
 import json
 import sqlite3
+from base64 import b64decode
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from hocket.kernel.checkpoints.merkle import is_included, leaf_hash
 from hocket.kernel.checkpoints.notes import is_signed_by, read_checkpoint, read_note, verifier_key
 from hocket.kernel.keys import SigningKey
 from hocket.node.home import Home
@@ -51,6 +53,28 @@ def test_a_checkpoint_is_shown_and_the_list_has_it(used: Program) -> None:
     assert used("log", "checkpoints", "--json", code=0).json == [shown]
     assert str(shown["size"]) in used("log", "checkpoints", code=0).out
     assert used("log", "checkpoint", "--author", "nobody").code == 2
+
+
+def test_an_op_is_proved_to_be_in_the_history_of_its_author(used: Program) -> None:
+    job = used.submit("test.echo")
+    (op,) = (each for each in used("show", job, "--json", code=0).json["ops"] if each["type"] == "ScheduleJob")
+    assert "make one there with `hocket log checkpoint`" in used("log", "prove", op["id"], code=3).sentence
+    used("log", "checkpoint", code=0)
+    shown = used("log", "prove", op["id"], "--json", code=0).json
+    head, _, note_text = shown["text"].partition("\n\n")
+    form, extra, index, *hashes = head.split("\n")
+    note = read_note(note_text.encode())
+    checkpoint = read_checkpoint(note.text)
+    assert (form, index) == ("c2sp.org/tlog-proof@v1", f"index {shown['index']}")
+    entry = b64decode(extra.removeprefix("extra "))
+    proof = [b64decode(each) for each in hashes]
+    assert is_included(leaf_hash(entry), shown["index"], checkpoint.size, checkpoint.root, proof)
+    assert not is_included(leaf_hash(entry + b"x"), shown["index"], checkpoint.size, checkpoint.root, proof)
+    key = SigningKey(Home(used.home).node_key().seed).public
+    assert is_signed_by(note, checkpoint.origin, key) and shown["key"] == verifier_key(checkpoint.origin, key)
+    assert used("log", "prove", op["id"], code=0).out == shown["text"]
+    assert "is not the id of an op" in used("log", "prove", "x", code=2).sentence
+    assert "no op" in used("log", "prove", "01J00000000000000000000000", code=2).sentence
 
 
 def test_without_entries_since_it_stays_and_with_some_it_grows(used: Program) -> None:

@@ -28,7 +28,7 @@ RESOURCES = [
 ]
 V01_ACTIONS = ["*", "Read", "Write", "Schedule", "Claim", "Complete"]
 # What names an action beyond v0.1 is emptied, not void, when it is too wide; random graphs have none by name.
-ACTIONS = [*V01_ACTIONS, "Define", "Approve", "Acquire", "Break"]
+ACTIONS = [*V01_ACTIONS, "Define", "Approve", "Erase", "Acquire", "Break"]
 OWN_RESOURCES = ["Lock", "Inbox", "Row"]
 KNOWN = ["source_types", "predicates", "kind_prefix", "time_range", "sanitize", "audit_inference"]
 SANITIZE = ["StripGeo", "RedactParticipants", "StripCustomMetadata", "TruncateContent(0)", "TruncateContent(70)"]

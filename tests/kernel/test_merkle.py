@@ -10,6 +10,7 @@ from hocket.kernel.checkpoints.merkle import (
     EMPTY_ROOT,
     SIZE_MAX,
     CompactRange,
+    InclusionProver,
     consistency_proof,
     inclusion_proof,
     is_consistent,
@@ -116,3 +117,25 @@ def test_there_is_no_proof_for_what_is_not_there() -> None:
         inclusion_proof(leaves_of(3), 3)
     with pytest.raises(ValueError):
         consistency_proof(leaves_of(3), 4)
+
+
+@given(st.integers(1, 70), st.data())
+def test_a_prover_that_begins_anywhere_gives_the_same_proof(size: int, data: st.DataObject) -> None:
+    leaves = [leaf_hash(bytes([number])) for number in range(size)]
+    index = data.draw(st.integers(0, size - 1))
+    first = data.draw(st.integers(0, index))
+    start = CompactRange()
+    for leaf in leaves[:first]:
+        start.append(leaf)
+    prover = InclusionProver(start)
+    for number, leaf in enumerate(leaves[first:], start=first):
+        prover.append(leaf, number == index)
+    assert prover.proof() == (index, inclusion_proof(leaves, index))
+    assert prover.root() == root_of(leaves) and start.size == first
+
+
+def test_a_prover_without_its_leaf_proves_nothing() -> None:
+    prover = InclusionProver(CompactRange())
+    prover.append(leaf_hash(b"a"))
+    with pytest.raises(Malformed, match="not in the tree"):
+        prover.proof()

@@ -502,3 +502,21 @@ def test_python_programs_have_the_same_operations(tmp_path: Path):
             admin.complete_job(job.job_id, job.fence + 1)
         assert admin.complete_job(job.job_id, job.fence, {"done": True}).state == "succeeded"
         assert node.job(job.job_id).result() == {"done": True}
+
+
+def test_a_payload_that_is_not_on_the_log_reaches_the_worker_and_an_erased_one_nobody(served: Served):
+    client = Client(served, "eraser", "job:claim", "job:read", "artifact:read", "job:erase")
+    worker = Worker(client, "mail.apart")
+    apart = ("--content-apart", "0")
+    kept, erased = submitted(served, "mail.apart", '{"to":"ann"}', '{"to":"bob"}', options=apart)
+    answer = client("POST", f"/v1/jobs/{erased}/erase", {"reason": "asked for by bob"})
+    assert (answer.status, answer.json["blobs"], answer.json["stays"]) == (200, 1, [])
+    (job,) = worker.claim(5)
+    assert (job["job_id"], job["payload"]) == (kept, {"to": "ann"})
+    assert worker.end(job, result={"sent": "ann"}).status == 200
+    shown = client("GET", f"/v1/jobs/{kept}").json
+    assert (shown["payload"], shown["result"], shown["erased"]) == ({"to": "ann"}, {"sent": "ann"}, None)
+    gone = client("GET", f"/v1/jobs/{erased}").json
+    assert (gone["state"], gone["payload"]) == ("cancelled", None)
+    assert gone["erased"]["reason"] == "asked for by bob"
+    assert client("POST", f"/v1/jobs/{erased}/erase", {"reason": "again"}).status == 409

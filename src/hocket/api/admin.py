@@ -25,6 +25,7 @@ from hocket.api import (
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
 from hocket.api.job_operations import job_answers, job_changes, job_erasure, job_logs, job_news, job_submits
+from hocket.api.log_operations import author_checkpoints
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation, extension_operations
 from hocket.api.workers import claiming, ending
@@ -182,8 +183,9 @@ class _Methods:
     parts = StreamMethod(job_news.parts)
     logs = StreamMethod(job_logs.logs)
     events = StreamMethod(ops.events)
-    checkpoints = Method(ops.checkpoints)
-    checkpoint = Method(ops.checkpoint)
+    checkpoints = Method(author_checkpoints.checkpoints)
+    checkpoint = Method(author_checkpoints.checkpoint)
+    prove_op = Method(author_checkpoints.prove)
     archive_log = Method(ops.archive_log)
     verify_archive = Method(ops.verify_archive)
     submit = Method(job_submits.submit)

@@ -12,6 +12,7 @@ from hocket.kernel.arbitration import BY_NUMBER, Reason
 from hocket.kernel.ids import node_text
 from hocket.mesh.peers import outbox
 from hocket.store import Session
+from hocket.store.checkpoint_rows import CheckpointState
 from hocket.work.presence import known_nodes
 
 _NOT_REFUSED = {int(Reason.WAITING), int(Reason.OFFERED)}
@@ -34,7 +35,8 @@ class JobFigure(ServiceAnswer, frozen=True):
 class Figures(ServiceAnswer, frozen=True):
     """`refused_ops` are the ops on this log that do not count, and the newest of those that were not admitted, by
     reason. `lag_ms` is the age of the oldest op that the coordinator lacks, 0 if it lacks none. `workers` are counted
-    by state, `nodes` by grade.
+    by state, `nodes` by grade, and `checkpoints` by how they stand to the entries here. `checkpoint_ms` is since when
+    this node has its own newest one.
     """
 
     node: str
@@ -48,6 +50,8 @@ class Figures(ServiceAnswer, frozen=True):
     workers: dict[str, int]
     nodes: dict[str, int]
     grid: list[GridKind]
+    checkpoints: dict[str, int]
+    checkpoint_ms: int | None
 
 
 def figures(service: Service) -> Figures:
@@ -56,6 +60,7 @@ def figures(service: Service) -> Figures:
         now_ms, head = log.physical(), session.head()
         waiting = outbox(log, session)
         refused = session.refusal_counts()
+        own = session.checkpoint(log.author, CheckpointState.SIGNED)
         return Figures(
             node=node_text(log.node),
             ops=session.op_count(),
@@ -68,7 +73,16 @@ def figures(service: Service) -> Figures:
             workers=dict(Counter(standing(liveness, each, max(head.wall, now_ms)).value for each in session.workers())),
             nodes=dict(Counter(each.grade(now_ms).value for each in known_nodes(session, liveness, log))),
             grid=grid(service),
+            checkpoints=_checkpoints(session),
+            checkpoint_ms=None if own is None else own.made,
         )
+
+
+def _checkpoints(session: Session) -> dict[str, int]:
+    """How many there are of each standing, those without any among them."""
+    standings = (CheckpointState.SIGNED, CheckpointState.AHEAD, CheckpointState.CONFLICT)
+    found = Counter(row.state for row in session.checkpoints())
+    return {each.value: found[each.value] for each in standings}
 
 
 def _jobs(session: Session) -> list[JobFigure]:

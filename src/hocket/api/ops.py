@@ -1,5 +1,5 @@
 """The ops of the log: list and follow them, also as events, verify, rebuild, export, import, archive, and change the
-rules that judge them; checkpoints of authors; and the passes of derivations over them.
+rules that judge them; and the passes of derivations over them.
 """
 
 import re
@@ -15,13 +15,12 @@ from hocket.api import Service, ServiceAnswer, nodes
 from hocket.api.jobs import JobText, OpLine, op_lines
 from hocket.api.jobs import find as job_named
 from hocket.api.operation import InShell, TokenNeed, operation
-from hocket.api.views import Line, View, at, moment, table
+from hocket.api.views import Line, View, moment
 from hocket.bus.hints import LOG, about
-from hocket.errors import Conflict, HocketError, Usage
+from hocket.errors import HocketError, Usage
 from hocket.events import ignore
 from hocket.families.jobs import view
-from hocket.kernel.checkpoints.notes import read_checkpoint, read_note, verifier_key
-from hocket.kernel.ids import EXACT_MAX, node_text, parse_node, ulid_text
+from hocket.kernel.ids import EXACT_MAX, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.policy import covers
 from hocket.kernel.postcard import Malformed
@@ -35,7 +34,6 @@ from hocket.log.archives.day_file import start_of
 from hocket.log.archives.git_repository import GIT
 from hocket.log.archives.writing import Archived, write_archive
 from hocket.log.audit import Audit
-from hocket.log.checkpoints.keeper import cosigners
 from hocket.log.copies import export_ops, import_ops
 from hocket.log.lost_past import rewind
 from hocket.log.rebuild import Rebuilt
@@ -44,7 +42,6 @@ from hocket.node.log_events import EventFilter, EventNeed, LogEvent
 from hocket.node.runtime import Progress
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import OpRow, Session
-from hocket.store.checkpoint_rows import CheckpointRow
 from hocket.work.derivation import Derivation, DerivationPass, DonePass, done_passes, missing, repeated
 
 if TYPE_CHECKING:
@@ -179,138 +176,6 @@ def take_in(service: Service, source: BinaryIO | str) -> Admission:
             admitted = _taken_in(log, source)
     recover(log, ignore)
     return admitted
-
-
-class Cosigned(ServiceAnswer, frozen=True):
-    """A node that has computed the same root from the entries that it has, and when it said so."""
-
-    node: str
-    name: str | None
-    time_ms: int
-
-
-class CheckpointStanding(StrEnum):
-    """A checkpoint is `signed` if its root is that of the entries here, `ahead` if they are not all here, or cannot
-    be compared, and in `conflict` if they are others.
-    """
-
-    signed = "signed"
-    ahead = "ahead"
-    conflict = "conflict"
-
-
-class CheckpointShown(ServiceAnswer, frozen=True):
-    """What an author has signed of its whole history: how many entries, and the root of their Merkle tree. `note` is
-    the signed note of C2SP, `key` the author's key as tools for such notes take it, `kept_ms` since when it is here.
-    """
-
-    node: str
-    name: str | None
-    standing: CheckpointStanding
-    size: int
-    root: str
-    kept_ms: int
-    cosigned: tuple[Cosigned, ...]
-    note: str
-    key: str
-
-
-def _shown(service: Service, session: Session, row: CheckpointRow, names: dict[str, str]) -> CheckpointShown:
-    user, node = service.runtime.log.user, node_text(int.from_bytes(row.author, "big"))
-    note = read_note(row.note)
-    checkpoint = read_checkpoint(note.text)
-    found = [(node_text(each), at_s * 1000) for each, at_s in cosigners(note, user)]
-    cosigned = tuple(Cosigned(each, names.get(each), at_ms) for each, at_ms in found)
-    public = session.nodes().get(row.author, (b"", ""))[0]
-    return CheckpointShown(
-        node,
-        names.get(node),
-        CheckpointStanding(row.state),
-        checkpoint.size,
-        checkpoint.root.hex(),
-        row.made,
-        cosigned,
-        row.note.decode(),
-        verifier_key(checkpoint.origin, public),
-    )
-
-
-_STANDINGS = {each.value for each in CheckpointStanding}
-
-
-def _cosigners(shown: CheckpointShown) -> str:
-    return ", ".join(each.name or each.node for each in shown.cosigned) or "-"
-
-
-@operation(
-    "list_checkpoints",
-    "GET /v1/checkpoints",
-    TokenNeed("Mesh", "Read"),
-    command="log checkpoints",
-    key=lambda each: f"{each.node} {each.standing}",
-    show=table(
-        CheckpointShown,
-        "no checkpoints",
-        {
-            "author": lambda each: each.name or each.node,
-            "entries": "size",
-            "standing": "standing",
-            "since": at("kept_ms"),
-            "cosigned by": _cosigners,
-        },
-    ),
-)
-def checkpoints(service: Service) -> list[CheckpointShown]:
-    """List what each author has signed of its whole history, and which nodes have cosigned it.
-
-    One that is `ahead` covers entries that are not here, or that this node cannot compare. One in `conflict` covers
-    others than those here: its author has shown two histories.
-
-    \b
-      hocket log checkpoints
-    """
-    with service.read() as session:
-        names = service.names(session)
-        rows = [row for row in session.checkpoints() if row.state in _STANDINGS]
-        return [_shown(service, session, row, names) for row in rows]
-
-
-@operation(
-    "make_checkpoint",
-    "POST /v1/checkpoints",
-    TokenNeed("Mesh", "Write"),
-    command="log checkpoint",
-    show=lambda shown: [Line(shown.note.rstrip("\n"), lines=True)],
-)
-def checkpoint(
-    service: Service,
-    *,
-    author: Annotated[nodes.NodeText, InShell("--author", metavar="NODE", help="Show the last one of this node.")]
-    | None = None,
-) -> CheckpointShown:
-    """Sign a checkpoint of this node's own entries now, and show it, with the cosignatures so far. With `author`, show
-    the last one of that node that this one has compared, or else has received.
-
-    Keep it somewhere else: it shows later whether the log still has these entries. It is a signed note of C2SP, and
-    `key` in the JSON is the author's key for tools that read such notes. Long-running processes sign one each minute.
-
-    \b
-      hocket log checkpoint > checkpoint.txt
-      hocket log checkpoint --author gpu-box
-      hocket log verify --checkpoint checkpoint.txt
-    """
-    service.check_writer()
-    log = service.runtime.log
-    if not log.checkpoints.has_checkpoints:
-        raise Conflict("a strict mesh has no checkpoints: the ids of its ops are not bound to their content")
-    node = log.node if author is None else parse_node(nodes.find(service, author).node)
-    log.checkpoints.make()
-    with service.runtime.store.read() as session:
-        found = {row.state: row for row in session.checkpoints(node.to_bytes(8, "big"))}
-        row = found.get(CheckpointStanding.signed) or found.get(CheckpointStanding.ahead)
-        if row is None:
-            raise Usage(f"no checkpoint of node {node_text(node)} is here")
-        return _shown(service, session, row, service.names(session))
 
 
 def _taken_in(log: Log, source: BinaryIO | str) -> Admission:

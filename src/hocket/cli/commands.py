@@ -15,7 +15,7 @@ COMMANDS = {
     "work": ("work:work", "Run a worker with the handlers of Python modules."),
     "logs": ("outputs:logs", "Show the output of a command or handler, ended or running."),
     "jobs": ("job_commands:jobs", "List jobs, newest first."),
-    "show": ("outputs:show_job", "Show everything about one job."),
+    "show": ("derived:show_job", "Show everything about one job."),
     "cancel": ("job_commands:cancel", "Cancel a pending or running job, or many."),
     "retry": ("job_commands:retry", "Retry a failed or cancelled job, or many."),
     "erase": ("api.job_operations.job_erasure:erase", "Erase the content of a job on every node, for good."),

@@ -1,5 +1,5 @@
 """Commands of operations: their arguments and options come from the operation's parameters, what they print from its
-answer.
+answer. `hocket show` has one option more, an archive, which is not for programs over HTTP.
 """
 
 import sys
@@ -11,7 +11,7 @@ from hocket.api import ListPage, Service, ServiceAnswer
 from hocket.api.operation import Form, Input, InShell, Operation, OperationGroup
 from hocket.api.views import Line, Pairs, Table, Terminal, View
 from hocket.cli.declarations import REQUIRED, App, Argument, CommandContext, Option
-from hocket.cli.options import GROUPS, job_options, milliseconds, payload
+from hocket.cli.options import GROUPS, ArchiveOption, job_options, milliseconds, payload
 from hocket.cli.printing import emit, fields, notice, on_terminal, say, table
 from hocket.cli.settings import open_service, settings
 
@@ -177,3 +177,20 @@ def draw(views: Iterable[View]) -> None:
                 fields(pairs)
             case Table(columns, rows, empty, is_cut):
                 table(columns, rows, empty, is_cut=is_cut)
+
+
+def show_job(
+    job: Annotated[str, Argument("JOB", "A job id, or a unique beginning or end of one.")],
+    archive: ArchiveOption = None,
+) -> None:
+    """Show everything about one job: state, payload, result, error with traceback, and its ops.
+
+    \b
+      hocket show 01J9ZC
+      hocket show 01J9ZC --json | jq .result
+      hocket show 01J9ZC7K2QWE --archive /backup/hocket
+    """
+    from hocket.api import jobs
+
+    settings.archive = archive
+    perform(jobs.show, job)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from hocket.api import ops, rights
 from hocket.api.jobs import OpLine, rejected
+from hocket.api.log_operations import author_checkpoints
 from hocket.api.ops import LIMIT_MAX
 from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations, perform
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 app = App()
-add_operations(app, ops.events, ops.checkpoints, ops.checkpoint)
+add_operations(app, ops.events, author_checkpoints.checkpoints, author_checkpoints.checkpoint, author_checkpoints.prove)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,7 +1,6 @@
-"""What jobs leave. `hocket show` shows one job. `hocket artifacts` lists, reads, stores, evicts and deletes artifacts.
-`hocket why` traces an output back to its model, prompt, context and evidence. `hocket logs` shows what a command or a
-handler printed, and what a handler logged, here or on another node; on a terminal, control characters are escaped: the
-job may be another node's.
+"""What jobs leave. `hocket artifacts` lists, reads, stores, evicts and deletes artifacts. `hocket why` traces an output
+back to its model, prompt, context and evidence. `hocket logs` shows what a command or a handler printed, and what a
+handler logged, here or on another node; on a terminal, control characters are escaped: the job may be another node's.
 """
 
 import sys
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 from hocket.api import artifacts
 from hocket.api.views import moment
 from hocket.cli.declarations import App, Argument, Option
-from hocket.cli.derived import add_operations, perform
+from hocket.cli.derived import add_operations
 from hocket.cli.options import ArchiveOption, write_file
 from hocket.cli.printing import emit, on_terminal, say
 from hocket.cli.settings import open_service, settings
@@ -102,23 +101,6 @@ class _Safe:
     def __call__(self, chunk: bytes) -> bytes:
         # Both \n and \r\n end a line.
         return clean(self._decoder.decode(chunk).replace("\r\n", "\n"), lines=True).encode()
-
-
-def show_job(
-    job: Annotated[str, Argument("JOB", "A job id, or a unique beginning or end of one.")],
-    archive: ArchiveOption = None,
-) -> None:
-    """Show everything about one job: state, payload, result, error with traceback, and its ops.
-
-    \b
-      hocket show 01J9ZC
-      hocket show 01J9ZC --json | jq .result
-      hocket show 01J9ZC7K2QWE --archive /backup/hocket
-    """
-    from hocket.api import jobs
-
-    settings.archive = archive
-    perform(jobs.show, job)
 
 
 def why(

@@ -16,10 +16,11 @@ app = App()
 
 @app.callback()
 def store() -> None:
-    """Bring the tables of a store to the current version, or move the log into another store.
+    """Bring the tables of a store to the current version, give back its room, or move the log into another store.
 
     \b
       hocket store migrate --dry-run
+      hocket store compact
       hocket store move ~/.hocket/log.db postgresql://hocket@db.example/hocket
     """
 
@@ -83,6 +84,24 @@ def move(
     say(f"moved {counted(done.ops, 'op')}{copied} from {done.source} to {done.target}")
     if done.to_change is not None:
         notice(done.to_change)
+
+
+@app.command()
+def compact() -> None:
+    """Make the file of this node's log anew, without the room that deleted rows have left. Stop its workers first.
+
+    New files give such room back by themselves while they are used. A file of an earlier version does so once it was
+    compacted. It takes room for two more copies meanwhile. If it is interrupted or killed, nothing has changed.
+
+    \b
+      hocket store compact
+    """
+    from hocket.cli.settings import open_runtime
+
+    with open_runtime() as runtime, progress("compacting") as bar:
+        done = runtime.compact(bar)
+    emit(done._asdict())
+    say(f"the file has {counted(done.after, 'byte')} now; it had {done.before}")
 
 
 @contextmanager

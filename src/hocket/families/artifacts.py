@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from hocket.errors import Conflict, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.families.access import NodeAccess
 from hocket.families.blobs import GARBAGE_AGE_S, Blobs
-from hocket.families.jobs import apart
 from hocket.families.jobs.requests import Content, creation
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import hlc_text
@@ -141,9 +140,16 @@ def content(session: Session, blobs: Blobs, artifact: Artifact, fetch: Fetch | N
 
 def check_kept(session: Session, artifact: Artifact) -> None:
     if artifact.source_job is not None:
-        apart.check_kept(session, artifact.source_job)
+        _check_not_erased(session, artifact.source_job)
     if session.is_evicted(artifact.id):
         raise Conflict(f"artifact {ulid_text(artifact.id)} was evicted; its content is gone")
+
+
+def _check_not_erased(session: Session, job_id: bytes) -> None:
+    if session.erasure_ops(job_id):
+        from hocket.families.jobs import apart
+
+        apart.check_kept(session, job_id)
 
 
 def is_readable(session: Session, hash: bytes, may_read: Callable[[Op], bool]) -> bool:
@@ -160,7 +166,7 @@ def put(
     """
     for each in tx.session.artifacts_of_hash(content.hash):
         if each.source_job is not None:
-            apart.check_kept(tx.session, each.source_job)
+            _check_not_erased(tx.session, each.source_job)
     if content.staged is not None:
         blobs.keep(content.staged)
     return _must(tx, creation(NO_ID, type, job_id, (), content, ttl_ms), ()).id

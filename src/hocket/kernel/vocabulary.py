@@ -505,7 +505,7 @@ class EraseContent(Struct, frozen=True):
     payload, its results and its other artifacts. The op is not one about the job, whose story goes on.
     """
 
-    job: bytes
+    source_job: bytes
     kind: str
     reason: str
 

@@ -299,8 +299,8 @@ class ReplicatedStore:
             if self._primary is not None:
                 self._primary.mac_rows(mac, ended)
 
-    def trim(self) -> None:
-        self._copy.trim()
+    def trim(self) -> bool:
+        return self._copy.trim()
 
     def close(self) -> None:
         if self._writes != self._writes_copied:

@@ -618,8 +618,8 @@ class Ownership:
 
     def _erasure_fault(self, op: Op, payload: EraseContent, permissions: Permissions) -> Reason | None:
         """The grant is for the kind that the op names, which must be the job's."""
-        submitter = self._submitter(op, payload.job)
-        entry = self._entry(payload.job)
+        submitter = self._submitter(op, payload.source_job)
+        entry = self._entry(payload.source_job)
         if submitter is None or entry is None:
             return Reason.WAITING
         may = submitter == op.node_id or permissions.authority.is_owner(op.node_id, op.timestamp.wall)

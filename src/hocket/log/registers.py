@@ -211,7 +211,7 @@ class ArtifactRegister:
             self._session.add_eviction(op.id, payload.artifact_id)
             return
         if isinstance(payload, EraseContent):
-            self._session.add_erasure(op.id, payload.job)
+            self._session.add_erasure(op.id, payload.source_job)
             return
         assert isinstance(payload, CreateArtifact)
         artifact = artifact_of(op, payload)

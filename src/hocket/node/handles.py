@@ -11,7 +11,7 @@ from hocket.errors import Conflict, Failed, Usage
 from hocket.families.blobs import Blobs
 from hocket.families.inbox import questions
 from hocket.families.inbox.requests import check_agent, default_agent
-from hocket.families.jobs import approving, erasing, view
+from hocket.families.jobs import approving, view
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.drafts import Duration
 from hocket.families.jobs.parts import Part
@@ -229,6 +229,8 @@ class Handle(Generic[R_co]):
         """Erases the content of the job on every node, and cancels it if it has not ended. Returns what of it this node
         has deleted. Raises Conflict if nothing of it is beside the log.
         """
+        from hocket.families import erasing
+
         job = await self._node.run(lambda tx: erasing.erase(tx, self._id, reason))
         if job.state is not State.COMPLETED:
             with suppress(Conflict):  # it has ended meanwhile

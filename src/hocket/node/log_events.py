@@ -215,7 +215,7 @@ class _EventReader:
 def _subject(subject: Subject | None, payload: Payload) -> str | None:
     if subject is None:
         if isinstance(payload, EraseContent):
-            return ulid_text(payload.job)
+            return ulid_text(payload.source_job)
         artifact: bytes | None = getattr(payload, "artifact_id", None)
         return getattr(payload, "name", None) if artifact is None else ulid_text(artifact)
     if subject.family == JOB:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from hocket.mesh.waiting import Waiting, WaitReader
     from hocket.node.home import Ask
     from hocket.node.spool import Spool
-    from hocket.store import Session, Store
+    from hocket.store import Compacted, Session, Store
     from hocket.store.artifact_rows import BlobPlace
     from hocket.work.output_files import OutputFiles
     from hocket.work.pacing import MakePacer
@@ -407,6 +407,14 @@ class Runtime:
 
         self._nobody_works("a rebuild")
         return rebuild(self.store, self.log.permissions_reader, self._wall(0), progress)
+
+    def compact(self, progress: Progress = _no_progress) -> Compacted:
+        """Makes the file of the store anew without its free space. Raises Usage if a server has the store."""
+        where = backend(self.home.store_address)
+        if where.compact is None:
+            raise Usage(f"{where.name} gives back its own space; `hocket store compact` is for the file of a home")
+        self._nobody_works("compacting")
+        return where.compact(str(self.home.store_address), progress)
 
     def catch_up(self) -> None:
         """Judges everything again if the last program here knew more or less than this one and that matters. While

@@ -32,6 +32,7 @@ from hocket.api import (
     schedules,
 )
 from hocket.api.job_operations import job_answers, job_changes, job_erasure, job_logs, job_news, job_submits
+from hocket.api.log_operations import author_checkpoints
 from hocket.api.operation import (
     PAGE_DEFAULT,
     After,
@@ -359,6 +360,7 @@ MODULES = (
     kinds,
     schedules,
     ops,
+    author_checkpoints,
     claiming,
     ending,
 )

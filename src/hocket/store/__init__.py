@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from hocket.errors import Usage
 from hocket.kernel.keys import RowMac
 from hocket.store.artifact_rows import Artifact, ArtifactSession, BlobTable
-from hocket.store.connections import DB_TOKEN, NOTE_BYTES_MAX, Migration, NoteListener, WakeUp
+from hocket.store.connections import DB_TOKEN, NOTE_BYTES_MAX, Compacted, Migration, NoteListener, WakeUp
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.job_pages import JobCount, JobPage
 from hocket.store.job_rows import IsLeft, JobEntry, JobFilter, Stage
@@ -56,6 +56,7 @@ __all__ = [
     "Backend",
     "BlobTable",
     "BoundRequest",
+    "Compacted",
     "Coordinator",
     "Delegated",
     "DeliveryStage",
@@ -141,8 +142,10 @@ class Store(Protocol):
         In a store of one node it adds the MACs to those of an older program. `ended` are rows that count no more.
         """
 
-    def trim(self) -> None:
-        """Gives back disk space that earlier transactions took, if it is much. Blocks writers only briefly."""
+    def trim(self) -> bool:
+        """Gives back disk space that earlier transactions took, if it is much. Blocks writers only briefly. Whether it
+        has more to give back.
+        """
 
     def close(self) -> None: ...
 
@@ -173,6 +176,8 @@ class Backend(NamedTuple):
     """The blobs in the store at an address. Connects when it is first used."""
     listener: Callable[[str, str | None], NoteListener] | None = None
     """Hears the notes of the store at an address. A second address is the way past a pooler."""
+    compact: Callable[[str, Callable[[int, int], None]], Compacted] | None = None
+    """Makes the file at an address anew without its free space; it gives the progress in bytes."""
     replica: Callable[[Store, str, Path], ReadReplica] | None = None
     """A streaming replica of a store. In the file the processes of a home tell each other how far the primary was when
     they last wrote to it.
@@ -183,6 +188,12 @@ def _open_file(url: str, create: bool) -> Store:
     from hocket.store.sqlite import SqliteStore
 
     return SqliteStore(_path(url), create=create)
+
+
+def _compact_file(url: str, progress: Callable[[int, int], None]) -> Compacted:
+    from hocket.store.sqlite.space import compact
+
+    return compact(Path(_path(url)), progress)
 
 
 def _migration_of_file(url: str) -> Migration:
@@ -255,7 +266,7 @@ def _needs_psycopg() -> Iterator[None]:
         raise Usage("a store in PostgreSQL needs psycopg; install hocket[postgres]") from error
 
 
-_SQLITE = Backend("SQLite", _open_file, _migration_of_file, is_server=False)
+_SQLITE = Backend("SQLite", _open_file, _migration_of_file, is_server=False, compact=_compact_file)
 _LIBSQL = Backend("libSQL", _open_libsql, _migration_in_libsql, token=DB_TOKEN)
 _POSTGRES = Backend(
     "PostgreSQL",

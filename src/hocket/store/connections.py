@@ -44,6 +44,13 @@ def has_password(address: str) -> bool:
     return without_password(address) != address.rstrip("?&")
 
 
+class Compacted(NamedTuple):
+    """The bytes of a file before and after it was made anew."""
+
+    before: int
+    after: int
+
+
 class Migration(NamedTuple):
     """The SQL that brings the tables of a store from `version`, 0 for none, to `current`. It is one transaction.
     Opening a store runs it; a person can read it first.
@@ -259,8 +266,9 @@ class ServerStore(ABC, Generic[S]):
     def read(self) -> ReadView[S]:
         return ReadView(self._readers, self._explain, self.row_checks)
 
-    def trim(self) -> None:
+    def trim(self) -> bool:
         """The server does this by itself."""
+        return False
 
     def close(self) -> None:
         self._readers.close()

@@ -13,10 +13,10 @@ from hocket.events import Emit, Event
 from hocket.events.jobs import JobRescued, JobsReclaimed, ScheduleSkipped
 from hocket.events.troubles import Troubles, described
 from hocket.events.workers import BatchFailed, ClockDisagrees, EvictionNotAllowed, StoreUnavailable
-from hocket.families import artifacts
+from hocket.families import artifacts, erasing
 from hocket.families.access import NodeAccess
 from hocket.families.jobs import claiming as accepting
-from hocket.families.jobs import cron, erasing, rescue
+from hocket.families.jobs import cron, rescue
 from hocket.families.jobs.requests import NEVER
 from hocket.families.liveness import BEAT_S, kept_by_leases
 from hocket.kernel.ids import ulid_text
@@ -98,8 +98,8 @@ class Maintenance:
 
     async def _trim(self) -> None:
         if self._environment.monotonic() >= self._trim_at:
-            self._trim_at = self._environment.monotonic() + TRIM_S
-            await self._access.call(self._access.log.store.trim)
+            has_more = await self._access.call(self._access.log.store.trim)
+            self._trim_at = self._environment.monotonic() + (0.0 if has_more else TRIM_S)
 
     async def _keep_checkpoints(self) -> None:
         """Reads the log on for a part of each round, so that a long log holds up nothing else."""

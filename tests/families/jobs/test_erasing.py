@@ -12,8 +12,8 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import Conflict, Failed, Usage
-from hocket.families import artifacts
-from hocket.families.jobs import apart, erasing, view
+from hocket.families import artifacts, erasing
+from hocket.families.jobs import apart, view
 from hocket.families.jobs.drafts import draft
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import content_hash, parse_ulid, ulid_text

@@ -58,7 +58,7 @@ def erase(
     \b
       hocket erase 01J9ZC --reason "asked for by the person it is about"
     """
-    from hocket.families.jobs import erasing
+    from hocket.families import erasing
 
     service.check_writer()
     with service.read() as session:

@@ -120,8 +120,8 @@ class SimStore:
         self.store.close()
         self.store = here
 
-    def trim(self) -> None:
-        self.store.trim()
+    def trim(self) -> bool:
+        return self.store.trim()
 
     def close(self) -> None:
         self.store.close()

@@ -15,8 +15,6 @@ from hocket.kernel.policy import ApartContent
 from hocket.kernel.vocabulary import EraseContent
 from hocket.store import Session
 
-# The type of the artifact that is the payload of a job.
-PAYLOAD_TYPE = "hocket.payload"
 SALT_BYTES = 32
 
 # Returns the content with that hash and size from another node, or None.

@@ -17,6 +17,8 @@ PART_BYTES_MAX = 60 * 1024
 PARTS_MAX = 1_000_000
 WHOLE_BYTES_MAX = 64 * 1024 * 1024
 # The type of the artifact with a result that is one value.
+# The type of the artifact that is the payload of a job.
+PAYLOAD_TYPE = "hocket.payload"
 RESULT_TYPE = "hocket.result"
 # The types of the artifact with the whole: a JSON list of the parts, where parts that are bytes are base64.
 WHOLE_TYPE = "hocket.parts"

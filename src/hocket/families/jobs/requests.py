@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.inbox.facts import OWNER
-from hocket.families.jobs.apart import PAYLOAD_TYPE
-from hocket.families.jobs.parts import RESULT_TYPE
+from hocket.families.jobs.parts import PAYLOAD_TYPE, RESULT_TYPE
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.families.jobs.tracing import SubmitTrace, tracer
 from hocket.kernel.arbitration import UNAUTHORISED, Reason

@@ -4,21 +4,12 @@ ops. Nothing here changes anything.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hocket.errors import Failed, NotFound, StoreError, Unreachable, Usage
-from hocket.families.jobs.apart import (
-    NO_BLOBS,
-    PAYLOAD_TYPE,
-    SALT_BYTES,
-    Erased,
-    ReadsBlobs,
-    erasure_of,
-    payload_of,
-)
-from hocket.families.jobs.parts import RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
+from hocket.families.jobs.parts import PAYLOAD_TYPE, RESULT_TYPE, WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
 from hocket.families.jobs.progress import newest_notes
 from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.arbitration import BY_NUMBER, Reason
@@ -51,6 +42,9 @@ from hocket.kernel.vocabulary import (
     number_of,
 )
 from hocket.store import Artifact, JobEntry, JobFilter, OpRow, Session, Stage
+
+if TYPE_CHECKING:
+    from hocket.families.jobs.apart import Erasure, ReadsBlobs
 
 _ABOUT_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 # The reason of an offer that the coordinator has accepted, and how that of a claim begins that it has refused.
@@ -228,7 +222,7 @@ def brief(session: Session, entry: JobEntry, notes: Mapping[bytes, bytes] | None
     }
 
 
-def full(session: Session, entry: JobEntry, blobs: ReadsBlobs | None = None) -> dict[str, Any]:
+def full(session: Session, entry: JobEntry, blobs: "ReadsBlobs | None" = None) -> dict[str, Any]:
     """Everything about one job, with its ops. Content that is apart from the log is shown if it is in the blobs."""
     job = entry.job
     rows = session.ops_about(Subject(JOB, job.id))
@@ -238,7 +232,7 @@ def full(session: Session, entry: JobEntry, blobs: ReadsBlobs | None = None) -> 
         returned = result(session, job, blobs)
     except Failed:
         returned = None
-    erasure = erasure_of(session, job.id)
+    erasure = _erasure(session, job.id)
     return brief(session, entry) | {
         "payload": _shown_payload(session, job, schedule, blobs),
         "erased": None if erasure is None else erasure._asdict(),
@@ -254,10 +248,20 @@ def full(session: Session, entry: JobEntry, blobs: ReadsBlobs | None = None) -> 
     }
 
 
-def _shown_payload(session: Session, job: Job, schedule: ScheduleJob, blobs: ReadsBlobs | None) -> Any:
+def _erasure(session: Session, job_id: bytes) -> "Erasure | None":
+    if not session.erasure_ops(job_id):
+        return None
+    from hocket.families.jobs.apart import erasure_of
+
+    return erasure_of(session, job_id)
+
+
+def _shown_payload(session: Session, job: Job, schedule: ScheduleJob, blobs: "ReadsBlobs | None") -> Any:
     """A payload that is apart and not at hand is its hash and its size; one that is erased is None."""
     if job.policy.content is None:
         return readable(schedule.payload)
+    from hocket.families.jobs.apart import NO_BLOBS, Erased, payload_of
+
     try:
         return readable(payload_of(session, blobs or NO_BLOBS, job, schedule.payload))
     except Erased:
@@ -266,7 +270,7 @@ def _shown_payload(session: Session, job: Job, schedule: ScheduleJob, blobs: Rea
         return msgspec.to_builtins(job.policy.content)
 
 
-def result(session: Session, job: Job, blobs: ReadsBlobs | None = None) -> Any:
+def result(session: Session, job: Job, blobs: "ReadsBlobs | None" = None) -> Any:
     """The handler's result, or else its parts together; None if there is neither. Raises Failed if it was evicted, or
     is not known here. Parts that are too large for a result are an artifact, whose id and size are the result; so is a
     result that is apart from the log, unless it is in the blobs.
@@ -277,7 +281,7 @@ def result(session: Session, job: Job, blobs: ReadsBlobs | None = None) -> Any:
         if None in named:
             raise Failed(f"the result of job {ulid_text(job.id)} is not on this log; grant this node artifact:read")
         return None
-    if (erasure := erasure_of(session, job.id)) is not None:
+    if (erasure := _erasure(session, job.id)) is not None:
         raise Failed(erasure.sentence(job.id))
     if session.is_evicted(made.artifact_id):
         raise Failed(f"the result of job {ulid_text(job.id)} was evicted; its content is gone")
@@ -287,6 +291,8 @@ def result(session: Session, job: Job, blobs: ReadsBlobs | None = None) -> Any:
         blob = None if blobs is None else blobs.read(made.content_hash)
         if blob is None:
             return {"artifact_id": ulid_text(made.artifact_id), "size": made.size_bytes}
+        from hocket.families.jobs.apart import SALT_BYTES
+
         return _json(blob[SALT_BYTES:])
     return None if made.content_inline is None else _json(made.content_inline)
 
@@ -454,7 +460,7 @@ def detail_of(payload: Payload) -> str:
     if isinstance(payload, YieldWork | ExpireWork | CancelJob | RetryJob | PostponeWork):
         return payload.reason
     if isinstance(payload, EraseContent):
-        return f"job {ulid_text(payload.job)}: {payload.reason}"
+        return f"job {ulid_text(payload.source_job)}: {payload.reason}"
     if isinstance(payload, PostponeJob):
         return f"not before {wall_text(payload.until_ms)}: {payload.reason}" if payload.until_ms else payload.reason
     if isinstance(payload, ApproveJob | RefuseJob):

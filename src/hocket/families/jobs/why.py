@@ -9,7 +9,8 @@ from hocket.errors import Conflict, HocketError, Unreachable, Usage
 from hocket.families import artifacts
 from hocket.families.blobs import Blobs, Damaged
 from hocket.families.jobs import view
-from hocket.families.jobs.apart import PAYLOAD_TYPE, erasure_of
+from hocket.families.jobs.apart import erasure_of
+from hocket.families.jobs.parts import PAYLOAD_TYPE
 from hocket.families.jobs.rules import State
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import hlc_text

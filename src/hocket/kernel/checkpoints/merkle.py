@@ -66,6 +66,52 @@ class CompactRange:
         return root
 
 
+class InclusionProver:
+    """Proves one leaf of a tree that it builds from an earlier one, and keeps no more of the tree than its peaks."""
+
+    def __init__(self, start: CompactRange) -> None:
+        self._peaks, self.size = list(start.peaks), start.size
+        self._proof: list[bytes] = []
+        # The leaf's number, and which peak it is below.
+        self._index, self._below = -1, -1
+
+    def append(self, leaf: bytes, is_proved: bool = False) -> None:
+        """Appends the hash of a leaf, which may be the one to prove."""
+        peaks, size = self._peaks, self.size
+        if is_proved:
+            self._index = size
+        while size & 1:
+            left = peaks.pop()
+            if is_proved:
+                self._proof.append(left)
+            elif self._below == len(peaks):
+                self._proof.append(leaf)
+                is_proved = True
+            leaf = node_hash(left, leaf)
+            size >>= 1
+        if is_proved:
+            self._below = len(peaks)
+        peaks.append(leaf)
+        self.size += 1
+
+    def root(self) -> bytes:
+        return CompactRange(self.size, self._peaks).root()
+
+    def proof(self) -> tuple[int, list[bytes]]:
+        """The leaf's index and its proof, as `inclusion_proof` gives it. Raises Malformed if no leaf was to prove."""
+        if self._index < 0:
+            raise Malformed("the leaf is not in the tree")
+        proof, right, is_right = list(self._proof), self._peaks[-1], self._below == len(self._peaks) - 1
+        for place in reversed(range(len(self._peaks) - 1)):
+            if is_right:
+                proof.append(self._peaks[place])
+            elif self._below == place:
+                proof.append(right)
+                is_right = True
+            right = node_hash(self._peaks[place], right)
+        return self._index, proof
+
+
 def root_of(leaves: Iterable[bytes]) -> bytes:
     """The root of the tree over these leaf hashes."""
     tree = CompactRange()

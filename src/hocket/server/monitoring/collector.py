@@ -91,6 +91,8 @@ class Collector:
             metrics.OPS_HELD: {(): found.held_ops},
             metrics.OUTBOX_OPS: {(): found.outbox_ops},
             metrics.SYNC_LAG: {(): found.lag_ms / 1000},
+            metrics.CHECKPOINTS: {(standing,): count for standing, count in found.checkpoints.items()},
+            metrics.CHECKPOINT_MADE: {} if found.checkpoint_ms is None else {(): found.checkpoint_ms / 1000},
             metrics.PEERS: dict(Counter((each.state,) for each in found.peers)),
             metrics.PEER_SEEN: {(each.address,): each.seen_ms / 1000 for each in seen},
             metrics.WORKERS: {(state,): count for state, count in found.workers.items()},

@@ -54,6 +54,10 @@ OPS_NOT_COUNTED = Metric("hocket_log_ops_refused", _GAUGE, "Ops that do not coun
 OPS_HELD = Metric("hocket_log_ops_held", _GAUGE, "Ops from clocks that are ahead, which wait.")
 OUTBOX_OPS = Metric("hocket_outbox_ops", _GAUGE, "Ops of this node that the coordinator does not have.")
 SYNC_LAG = Metric("hocket_sync_lag_seconds", _GAUGE, "Age of the oldest op that the coordinator does not have.")
+CHECKPOINTS = Metric("hocket_checkpoints", _GAUGE, "Checkpoints of authors, by how they stand.", ("standing",))
+CHECKPOINT_MADE = Metric(
+    "hocket_checkpoint_timestamp_seconds", _GAUGE, "When this node has signed its own newest checkpoint."
+)
 PEERS = Metric("hocket_peers", _GAUGE, "Peers by state.", ("state",))
 PEER_SEEN = Metric(
     "hocket_peer_last_exchange_timestamp_seconds", _GAUGE, "When the last exchange with a peer succeeded.", ("peer",)

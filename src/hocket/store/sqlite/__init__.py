@@ -58,17 +58,21 @@ class SqliteStore:
 
     def __init__(self, path: Path | str, *, create: bool = False) -> None:
         self.path = str(path)
+        self._can_shorten = False
         self._may_fill = create or self.path == ":memory:"
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
         self._write_lock = threading.RLock()
         self._hints: WriteHints | None = None if self.path == ":memory:" else WriteHints(self.path)
         with _explained(self.path), _readable(self.path):
             self._writer = self._connect(flags)
-            _persist(lambda: _version(self._writer, self.path))
+            version = _persist(lambda: _version(self._writer, self.path))
             if self.path != ":memory:":
-                # The page size applies only to a new file. A commit writes whole pages, and an append touches a few
-                # bytes in several of them.
-                _set(self._writer, f"page_size={PAGE_BYTES}", "journal_mode=WAL")
+                if version == 0:
+                    from hocket.store.sqlite import space
+
+                    # A commit writes whole pages, and an append touches a few bytes in several of them.
+                    _set(self._writer, f"page_size={PAGE_BYTES}", f"auto_vacuum={space.INCREMENTAL}")
+                _set(self._writer, "journal_mode=WAL")
             self._migrate()
         self._macs = RowMacs()
         self._write_session = session = SqliteSession(self._writer, is_writer=True, macs=self._macs)
@@ -99,15 +103,29 @@ class SqliteStore:
             with suppress(StoreMoved), self.write() as session:
                 session.mac_old_rows()
 
-    def trim(self) -> None:
+    def trim(self) -> bool:
+        if self.path == ":memory:":
+            return False
+        from hocket.store.sqlite import space
+
+        with _explained(self.path):
+            done = space.give_back(self._writer, self.write)
+        self._can_shorten |= done.has_given
+        # The file gets shorter when the log is copied into it.
+        if self._has_long_log() or (self._can_shorten and not done.has_more):
+            self._can_shorten = False
+            self._empty_log()
+        return done.has_more
+
+    def _has_long_log(self) -> bool:
+        with suppress(FileNotFoundError):
+            return Path(f"{self.path}-wal").stat().st_size > WAL_BYTES
+        return False
+
+    def _empty_log(self) -> None:
         """The first step copies without blocking anybody; the second waits briefly for readers, and is left for another
         time if they do not end.
         """
-        try:
-            if self.path == ":memory:" or Path(f"{self.path}-wal").stat().st_size <= WAL_BYTES:
-                return
-        except FileNotFoundError:
-            return
         with _explained(self.path), closing(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB)) as connection:
             connection.set_busy_timeout(TRIM_WAIT_MS)
             with suppress(apsw.BusyError):

@@ -1,0 +1,1 @@
+"""What is asked about the log as a whole, apart from its ops: checkpoints."""
