@@ -24,7 +24,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 # Each process begins with an equal part of the tests and later takes some from another: modules set up their fixtures once.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=worksteal -o cache_dir=.cache/pytest
 
-.PHONY: help setup run docs sqld collected test quick lint soak fuzz bench conformance audit pin clean
+.PHONY: release help setup run docs sqld collected test quick lint soak fuzz bench conformance audit pin clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,14 +99,20 @@ audit: $(BENCH_READY) ## audit the dependencies: pins and hashes, licences, know
 	$$pip install --quiet --require-hashes -r requirements/audit.txt || echo "pip-audit could not be installed" >&2; \
 	$(BIN)/python -m tests.dependencies --pip "$$pip" $(ARGS)
 
+# Of the last commit. With HOCKET_HOME that node proves it; otherwise a key that is made for this and thrown away.
+release: setup ## build wheel, source package and SBOM of the last commit in dist/, and prove and check them
+	rm -rf dist
+	$(BIN)/python -m release dist $(ARGS)
+
 # Only this target looks for new versions: all others install the pinned ones.
 pin: ## renew requirements/*.txt (needs uv on the PATH)
 	compile="uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-config"; \
 	$$compile -o requirements/base.txt; \
-	$$compile --extra dev -c requirements/base.txt -o requirements/dev.txt; \
-	$$compile --extra bench -c requirements/dev.txt -o requirements/bench.txt; \
+	tested="--extra archive --extra server --extra nats --extra postgres --extra mcp --extra traces"; \
+	$$compile --group dev $$tested -c requirements/base.txt -o requirements/dev.txt; \
+	$$compile --group bench -c requirements/dev.txt -o requirements/bench.txt; \
 	$$compile --extra all -c requirements/dev.txt -o requirements/all.txt; \
-	$$compile --extra audit -c requirements/dev.txt -o requirements/audit.txt; \
+	$$compile --group audit -c requirements/dev.txt -o requirements/audit.txt; \
 	$${compile/pyproject.toml/requirements/docs.in} -c requirements/dev.txt -o requirements/docs.txt
 
 clean: ## remove .venv and every cache

@@ -142,7 +142,7 @@ def _running(fleet: Fleet, settled_s: float) -> Iterator[Fleet]:
 
 @contextmanager
 def _serving(home: Path, bus: str) -> Iterator[str]:
-    """`hocket serve` on a home, in a process of its own; gives its address."""
+    """`hocket mesh serve` on a home, in a process of its own; gives its address."""
     words = [sys.executable, "-m", "hocket.cli", "--home", str(home), "serve", "--port", "0", "--bus", bus, "--json"]
     with subprocess.Popen([*words, "-qq"], stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -1,6 +1,6 @@
 """The HTTP API of a real server, over connections that stay open, as programs in another language use it: one submit a
-request, jobs that workers claim and end 32 at a time, and workers that wait for jobs. The server is `hocket serve` in a
-process of its own, and so is the program.
+request, jobs that workers claim and end 32 at a time, and workers that wait for jobs. The server is `hocket mesh serve`
+in a process of its own, and so is the program.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def first_sync(home: Path, ops: int) -> Result:
 
 @contextmanager
 def _serving(home: Path) -> Iterator[str]:
-    """`hocket serve` on a home, in a process of its own; gives its address."""
+    """`hocket mesh serve` on a home, in a process of its own; gives its address."""
     words = [sys.executable, "-m", "hocket.cli", "--home", str(home), "serve", "--port", "0", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -1,6 +1,7 @@
 """The page beside many ended jobs: how long the server takes for each view, over a connection that is kept; and what
-open tabs take from a worker that drains. `python -m bench.pages [JOBS]` prints both. A tab does what the page's script
-does: it waits for changes, and then loads its page again, at most every second and a half.
+open tabs take from a worker that drains: of the processors, which another machine would find, too, and of its jobs a
+second. `python -m bench.pages [JOBS]` prints both. A tab does what the page's script does: it waits for changes, and
+then loads its page again, at most every second and a half.
 """
 
 import http.client
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import hocket
@@ -124,16 +126,30 @@ class Tab(threading.Thread):
                 self.loads, loaded = self.loads + 1, time.monotonic()
 
 
-def drained(home: Path, handler: Path) -> float:
-    """Jobs a second of a worker that drains alone, but for the server."""
+class Drain(NamedTuple):
+    """Of a worker that drains alone, but for the server: its jobs a second, the time of the processors that a job takes
+    of it, and the share of one processor that the server takes meanwhile.
+    """
+
+    jobs_s: float
+    worker_us: float
+    server_share: float
+
+
+def drained(home: Path, handler: Path, server: int) -> Drain:
     with closing(hocket.open_sync(home)) as opened:
         opened.submit_many([(hocket.kind("bench.noop"), {})] * DRAINED)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), processor_s(server)
     words = ["--home", str(home), "work", str(handler), "--until-idle"]
-    subprocess.run(
-        [sys.executable, "-m", "hocket.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "hocket.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    return DRAINED / (time.perf_counter() - began)
+    _, status, usage = os.wait4(worker.pid, 0)
+    worker.returncode = os.waitstatus_to_exitcode(status)
+    assert worker.returncode == 0
+    took = time.perf_counter() - began
+    worker_us = (usage.ru_utime + usage.ru_stime) * 1e6 / DRAINED
+    return Drain(DRAINED / took, worker_us, (processor_s(server) - used) / took)
 
 
 def main() -> None:
@@ -154,22 +170,27 @@ def main() -> None:
             connection = http.client.HTTPConnection(place, timeout=60)
             for path in views:
                 print(timed(connection, path, cookie, pid), flush=True)
-            rates: dict[int, list[float]] = {0: [], TABS: []}
-            print(f"\n| round | jobs/s, no tab | jobs/s, {TABS} tabs | pages loaded |\n|---|---|---|---|")
+            drains: dict[int, list[Drain]] = {0: [], TABS: []}
+            print("\n| round | tabs | jobs/s | worker, µs a job | server, % of a processor | pages loaded |")
+            print("|---|---|---|---|---|---|")
             for number in range(ROUNDS):
-                loads = 0
                 for tabs in (0, TABS) if number % 2 == 0 else (TABS, 0):
                     ended = threading.Event()
                     shown = (f"/jobs/{job}", "/", "/jobs", "/log")
                     opened = [Tab(place, cookie, shown[at % 4], ended) for at in range(tabs)]
                     for each in opened:
                         each.start()
-                    rates[tabs].append(drained(home, handler))
+                    found = drained(home, handler, pid)
                     ended.set()
-                    loads += sum(each.loads for each in opened)
-                print(f"| {number + 1} | {rates[0][-1]:.0f} | {rates[TABS][-1]:.0f} | {loads} |", flush=True)
-            without, with_tabs = (statistics.median(each) for each in rates.values())
-            print(f"| median | {without:.0f} | {with_tabs:.0f}, {100 * (with_tabs / without - 1):+.1f} % | |")
+                    drains[tabs].append(found)
+                    print(row(str(number + 1), tabs, found, sum(each.loads for each in opened)), flush=True)
+            for tabs, all_found in drains.items():
+                print(row("median", tabs, Drain(*map(statistics.median, zip(*all_found, strict=True))), ""))
+
+
+def row(name: str, tabs: int, found: Drain, loads: int | str) -> str:
+    share = 100 * found.server_share
+    return f"| {name} | {tabs} | {found.jobs_s:.0f} | {found.worker_us:.0f} | {share:.1f} | {loads} |"
 
 
 if __name__ == "__main__":

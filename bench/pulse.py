@@ -37,7 +37,7 @@ _BUSY = "while True: pass"
 
 
 class _Command:
-    """`hocket pulse` or `hocket reverb`, in a process of its own."""
+    """`hocket tempo pulse` or `hocket tempo reverb`, in a process of its own."""
 
     def __init__(self, home: Path, *words: str) -> None:
         self._said = home.parent / f"{words[0]}-{os.urandom(4).hex()}"

@@ -4,7 +4,7 @@ by a Markov chain, the same for the same question.
 hocket init
 python examples/chat.py "to be or not to be"
 
-Behind OpenAI's API: `hocket work examples/chat.py` and `hocket serve --openai example.chat`.
+Behind OpenAI's API: `hocket work examples/chat.py` and `hocket mesh serve --openai example.chat`.
 """
 
 import random

@@ -176,7 +176,7 @@ class Tour:
         for name, kind in (("gpu", "acme.mail.letter"), ("post", "acme.render.frame")):
             answer = owner("may", name, "claim", kind, code=4)
             must(answer["may"] is False, f"{name} may claim {kind}")
-            self._say(f"`hocket may {name} claim {kind}` says no")
+            self._say(f"`hocket node may {name} claim {kind}` says no")
         routed = owner("route", "acme.pack.index", "post")
         must(routed["able"], "post could not do what was routed to it")
         self._say("both may do acme.pack.*, but the owner routes acme.pack.index to post alone")

@@ -1,7 +1,7 @@
 """What Hocket depends on, audited: `make audit`.
 
 Three checks. Pins: every requirement in requirements/*.txt is one version with hashes, the files agree on versions, and
-every extra of pyproject.toml has a file that pins all of it. Licences: each pinned package is listed with its
+every extra and group of pyproject.toml has a file that pins all of it. Licences: each pinned package is listed with its
 licence, and a licence outside ALLOWED fails. Vulnerabilities: pip-audit is asked about every pinned version; a finding
 fails, and if pip-audit cannot reach its data, that is said and does not fail.
 """
@@ -89,9 +89,14 @@ def read_pins(path: Path) -> tuple[set[Pin], list[str]]:
 
 
 def read_extras(project: Path) -> dict[str, set[str]]:
-    """The packages that each extra asks for, those of the base install under the empty name."""
-    table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-    asked = {"": table["dependencies"], **table.get("optional-dependencies", {})}
+    """The packages that each extra and each group asks for, those of the base install under the empty name."""
+    document = tomllib.loads(project.read_text(encoding="utf-8"))
+    table = document["project"]
+    asked = {
+        "": table["dependencies"],
+        **table.get("optional-dependencies", {}),
+        **document.get("dependency-groups", {}),
+    }
     own = normal(table["name"])
 
     def packages(extra: str) -> Iterator[str]:
@@ -123,7 +128,7 @@ def pin_faults(files: dict[str, set[Pin]], extras: dict[str, set[str]]) -> list[
             )
     for extra, packages in extras.items():
         if not any(packages <= {pin.name for pin in pins} for pins in files.values()):
-            what = f"the extra {extra!r}" if extra else "the base install"
+            what = f"the extra or group {extra!r}" if extra else "the base install"
             found.append(f"{what} is pinned by no file in requirements/; run `make pin`")
     return found
 

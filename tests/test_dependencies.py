@@ -66,14 +66,15 @@ def test_an_extra_without_a_file_and_two_versions_are_found(tmp_path: Path):
     project = tmp_path / "pyproject.toml"
     project.write_text(
         '[project]\nname = "own"\ndependencies = ["a>=1"]\n[project.optional-dependencies]\n'
-        'b = ["B_b[x]>=1; sys_platform != \'win32\'"]\nc = ["c"]\nall = ["own[b,c]"]\n'
+        'b = ["B_b[x]>=1; sys_platform != \'win32\'"]\nall = ["own[b,c]"]\nc = ["c"]\n'
+        '[dependency-groups]\nd = ["d>=2"]\n'
     )
     extras = read_extras(project)
-    assert extras == {"": {"a"}, "b": {"b-b"}, "c": {"c"}, "all": {"b-b", "c"}}
+    assert extras == {"": {"a"}, "b": {"b-b"}, "c": {"c"}, "all": {"b-b", "c"}, "d": {"d"}}
     one, two = {Pin("a", "1"), Pin("b-b", "1")}, {Pin("c", "1"), Pin("a", "2")}
-    several, missing = pin_faults({"one.txt": one, "two.txt": two}, extras)
+    several, missing, group = pin_faults({"one.txt": one, "two.txt": two}, extras)
     assert several == "a has several versions: 1 in one.txt, 2 in two.txt"
-    assert "the extra 'all' is pinned by no file" in missing
+    assert "the extra or group 'all' is pinned by no file" in missing and "group 'd' is pinned" in group
     assert "the base install" in pin_faults({}, {"": {"a"}})[0]
 
 

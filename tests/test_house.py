@@ -16,6 +16,7 @@ HOUSE = Path(__file__).resolve().parent.parent / "src" / "hocket"
 
 ORDER = [
     "kernel",
+    "system",
     "cancelling",
     "breakers",
     "guard",

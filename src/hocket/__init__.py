@@ -3,6 +3,14 @@ fence; every step is a signed op on a log, and nothing waits for ever. This modu
 may change between versions. A name is loaded on first use, so that the command line loads only what it needs.
 """
 
+import sys
+
+# An older Python gets so far only with a checkout, or past pip's own check.
+if sys.version_info < (3, 11):  # noqa: UP036
+    raise ImportError(
+        f"Hocket needs Python 3.11 or newer, and this is {sys.version.split()[0]}; install a newer Python"
+    )
+
 from hocket.kernel import __version__ as __version__
 
 # `typing.TYPE_CHECKING` is False too; a short command need not load `typing` for it.

@@ -1,4 +1,4 @@
-"""`hocket grid`: what the log tells about ranked jobs."""
+"""`hocket claims grid`: what the log tells about ranked jobs."""
 
 import asyncio
 from contextlib import closing

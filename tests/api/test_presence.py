@@ -142,7 +142,9 @@ def test_draining_is_shown_everywhere(tmp_path: Path) -> None:
         assert status.status(service).availability == done.availability
         waiting = a.runtime.waiting_of(job.job_id)
         assert waiting is not None and waiting.reason == "unavailable"
-        assert waiting.sentence == ("this node is draining (new disk); `hocket resume here` lets it take jobs again")
+        assert waiting.sentence == (
+            "this node is draining (new disk); `hocket node resume here` lets it take jobs again"
+        )
         assert nodes.quarantine(service, "here", "odd").availability.state == "quarantined"
         assert nodes.resume(service, "here").changed
         assert status.status(service).availability.state == "active"

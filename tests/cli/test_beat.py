@@ -1,4 +1,4 @@
-"""`hocket beat`, `hocket score` and `hocket ucxl`, which need no home."""
+"""`hocket tempo beat`, `hocket tempo score` and `hocket tempo ucxl`, which need no home."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`hocket derive` on the command line: the coordinator derives, and another machine repeats it."""
+"""`hocket log derive` on the command line: the coordinator derives, and another machine repeats it."""
 
 import json
 from collections.abc import Iterator

@@ -33,6 +33,7 @@ def test_a_healthy_home(used: Program):
     assert set(found.values()) == {"ok"}
     expected = {
         "python",
+        "installation",
         "home",
         "keys",
         "disk",
@@ -60,7 +61,7 @@ def test_a_healthy_home(used: Program):
 
 def test_no_home_at_all(tmp_path: Path):
     hocket = Program(tmp_path / "none")
-    assert verdicts(hocket, 1) == {"python": "ok", "home": "bad"}
+    assert verdicts(hocket, 1) == {"python": "ok", "installation": "ok", "home": "bad"}
     assert not hocket.home.exists()
 
 

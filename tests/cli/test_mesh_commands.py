@@ -157,7 +157,7 @@ def test_a_name_that_means_something_else_is_refused(served: Program, name: str)
 
 
 def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
-    assert "hocket serve" in hocket("invite", "gpu", *WORKER, code=2).sentence
+    assert "hocket mesh serve" in hocket("invite", "gpu", *WORKER, code=2).sentence
     token = hocket("invite", "gpu", *WORKER, "--address", "127.0.0.1:9", "--json", code=0).json["token"]
     gpu = Program(tmp_path / "gpu")
     sentence = gpu("join", token, code=5).sentence
@@ -222,7 +222,7 @@ def test_routes(gpu: Program, served: Program):
     served("may", here(served), "claim", "acme.x", code=0)
     for wrong in ((), ("acme.x",), ("acme.x", "gpu", "--clear")):
         assert "give a kind and a node" in served("route", *wrong, code=2).sentence
-    assert "hocket nodes" in served("route", "acme.x", "nobody", code=2).sentence
+    assert "hocket mesh nodes" in served("route", "acme.x", "nobody", code=2).sentence
 
 
 @pytest.mark.req("LW-17", "LW-19")

@@ -5,6 +5,7 @@ how it ends when something is wrong.
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -13,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from hocket.cli.commands import COMMANDS
+from hocket.cli.commands import COMMANDS, EVERYDAY, NOUN_OF, NOUNS
 
 from .conftest import PATIENCE_S, PROGRAM, Program, until
 
 
 def test_help_teaches(hocket: Program):
     result = hocket("--help", code=0)
-    for name in COMMANDS:
-        assert name in result.out
+    listed = re.findall(r"^  (\w+)  ", result.out, re.M)
+    assert listed[: len(EVERYDAY)] == list(EVERYDAY)
+    assert set(listed) == {*COMMANDS, *NOUNS} - {*NOUN_OF}
     assert "hocket init" in result.out and "Exit codes" in result.out
 
 
@@ -33,6 +35,7 @@ def test_help_teaches(hocket: Program):
     ],
 )
 def test_every_command_has_a_sentence_and_an_example(hocket: Program, command: str):
+    command = f"{NOUN_OF[command]} {command}" if command in NOUN_OF else command
     out = hocket(*command.split(), "--help", code=0).out
     assert "\\b" not in out, "a mark of the help's layout that was escaped"
     assert f"  hocket {command}" in out or f"hocket --home /srv/render {command}" in out

@@ -1,4 +1,4 @@
-"""`hocket pulse` and `hocket serve --pulse` as programs: their policy, their signals and their metrics."""
+"""`hocket tempo pulse` and `hocket mesh serve --pulse` as programs: their policy, their signals and their metrics."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`hocket reverb` as a process, what it serves, and `hocket report` about what it kept."""
+"""`hocket tempo reverb` as a process, what it serves, and `hocket tempo report` about what it kept."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def a_bar(node: str, now: str) -> list[Any]:
 def test_a_reverb_serves_its_metrics_and_keeps_its_reports(hocket: Program) -> None:
     (hocket.home / "tempo.yaml").write_text(json.dumps(POLICY))
     price(hocket.home)
-    assert "`hocket reverb` makes them" in hocket("report", code=2).sentence
+    assert "`hocket tempo reverb` makes them" in hocket("report", code=2).sentence
     process = hocket.start("reverb", "--metrics", "0", "--json")
     assert process.stderr is not None
     lines = map(json.loads, iter(process.stderr.readline, ""))

@@ -1,4 +1,4 @@
-"""`hocket top`: one frame in a pipe, 80 columns on a terminal, and Ctrl-C leaves cleanly."""
+"""`hocket tempo top`: one frame in a pipe, 80 columns on a terminal, and Ctrl-C leaves cleanly."""
 
 import fcntl
 import json
@@ -48,7 +48,7 @@ def test_one_frame_in_a_pipe(hocket: Program) -> None:
     assert node["grade"] == "live" and node["running"] == 0
     assert {each["type"] for each in found["holds"]} == {"lock"}
     assert all(each["until_ms"] > found["now_ms"] for each in found["holds"])
-    assert "hocket top --once" in hocket("top", code=2).sentence
+    assert "hocket tempo top --once" in hocket("top", code=2).sentence
 
 
 def test_on_a_terminal_it_fits_and_ctrl_c_ends_it(hocket: Program) -> None:

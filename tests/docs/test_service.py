@@ -3,6 +3,7 @@ and option that they use.
 """
 
 import json
+import plistlib
 import re
 import shlex
 import shutil
@@ -17,6 +18,8 @@ from tests.docs.reader import ROOT
 
 PAGE = ROOT / "docs" / "service.md"
 PROGRAM = "/opt/hocket/bin/hocket"
+CONTAINERFILE = (ROOT / "Containerfile").read_text(encoding="utf-8")
+PLIST = next(plistlib.loads(each.text.encode()) for each in reader.blocks(PAGE) if each.language == "xml")
 UNITS = {
     Path(named[1]).name: block.text
     for block in reader.blocks(PAGE)
@@ -30,19 +33,30 @@ def commands() -> list[list[str]]:
         shlex.split(line) for unit in UNITS.values() for line in re.findall(rf"^ExecStart={PROGRAM} (.*)$", unit, re.M)
     ]
     for block in reader.blocks(PAGE):
-        if block.language == "dockerfile":
-            found.append(json.loads(re.findall(r"^CMD (.*)$", block.text, re.M)[0]))
         if block.language == "sh":
             found += [shlex.split(line, comments=True) for line in re.findall(rf"{PROGRAM} (.*)$", block.text, re.M)]
             found += [shlex.split(line) for line in re.findall(r"podman run .* hocket ([a-z].*)$", block.text, re.M)]
+    found.append(json.loads(re.findall(r"^CMD (.*)$", CONTAINERFILE, re.M)[0]))
+    found.append(json.loads(re.findall(r"^HEALTHCHECK .* CMD (.*)$", CONTAINERFILE, re.M)[0])[1:])
+    found.append(PLIST["ProgramArguments"][1:])
     return found
+
+
+def test_the_container_is_not_roots() -> None:
+    lines = CONTAINERFILE.splitlines()
+    assert lines.index("USER hocket") < next(at for at, line in enumerate(lines) if line.startswith("ENTRYPOINT"))
+    assert (ROOT / "requirements" / "all.txt").exists() and "requirements/all.txt" in CONTAINERFILE
+
+
+def test_launchd_can_read_its_file() -> None:
+    assert PLIST["ProgramArguments"][0] == PROGRAM and PLIST["ExitTimeOut"] > 60
 
 
 def test_there_is_a_worker_a_server_and_a_backup() -> None:
     assert set(UNITS) == {
         *("hocket-work.service", "hocket-serve.service", "hocket-backup.service", "hocket-backup.timer"),
     }
-    assert {words[0] for words in commands()} >= {"work", "serve", "log", "init"}
+    assert {words[0] for words in commands()} >= {"work", "mesh", "log", "init"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -63,6 +63,11 @@ def test_the_page_about_a_mesh_begins_with_two_machines_and_a_result() -> None:
     page = ROOT / "docs" / "mesh.md"
     typed = [each for block in blocks(page) if block.language == "console" for each in commands(block)]
     first = [each for each in typed if each.line <= 120]
-    steps = iter([each.text.removeprefix("hocket ").removeprefix("--home gpu ").split()[0] for each in first])
+    steps = iter(
+        [
+            each.text.removeprefix("hocket ").removeprefix("--home gpu ").removeprefix("mesh ").split()[0]
+            for each in first
+        ]
+    )
     assert all(step in steps for step in ("init", "serve", "invite", "join", "work", "submit", "jobs"))
     assert [line for each in first for line in each.shown].count('{"frame":7,"fence":1}') == 1

@@ -1,4 +1,6 @@
-"""`hocket serve`, `peers` and `sync` as processes of their own, and what becomes of the others when one is killed."""
+"""`hocket mesh serve`, `peers` and `sync` as processes of their own, and what becomes of the others when one is
+killed.
+"""
 
 import json
 import signal

@@ -79,7 +79,7 @@ def test_outputs_count_against_the_quota_of_the_submitter(tmp_path: Path) -> Non
         assert 20 * PIECE < stored.bytes <= ROOM
         with a.runtime.read() as session:
             member = membership.find(membership.members(a.log, session), "b")
-        assert member.written.bytes > stored.bytes, "`hocket nodes` shows it"
+        assert member.written.bytes > stored.bytes, "`hocket mesh nodes` shows it"
         # The next job has no room for outputs, and what the member itself sends waits.
         rest = outputs_of(a, claimed(a))
         assert not rest.has_room(PIECE * 5)

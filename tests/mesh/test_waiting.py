@@ -240,7 +240,7 @@ def test_a_coordinator_that_is_out_of_reach(tmp_path: Path) -> None:
         employ(leaf, Serving(("acme.",)))
         # It was reached, but nobody on this machine is connected now.
         known = waiting(leaf, job)
-        assert known.reason is WaitReason.BUSY and known.sentence.endswith("; `hocket sync` asks the others")
+        assert known.reason is WaitReason.BUSY and known.sentence.endswith("; `hocket mesh sync` asks the others")
         assert "as of" not in waiting(leaf, job, is_connected=True).sentence
 
         def lose(state: str) -> None:
@@ -254,7 +254,7 @@ def test_a_coordinator_that_is_out_of_reach(tmp_path: Path) -> None:
         assert lost.sentence.startswith("the coordinator ")
         assert lost.sentence.endswith(" No route to host; the job waits here, and it is sent when it answers")
         assert waiting(leaf, job).sentence.endswith(
-            "the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
+            "the next `hocket mesh sync`, `hocket work` or `hocket mesh serve` here sends it"
         )
         # An open job needs no decision, if it can run here.
         assert waiting(leaf, own, is_connected=True).reason is WaitReason.BUSY

@@ -259,7 +259,7 @@ def test_a_machine_is_invited_and_the_log_verified_by_mouse(browser: Browser, se
         page.locator("input[name=may]").fill("job:read")
         page.get_by_role("button", name="Invite").click()
         expect(page.locator("svg.qr")).to_be_visible()
-        expect(page.locator("main pre")).to_contain_text("hocket join ")
+        expect(page.locator("main pre")).to_contain_text("hocket mesh join ")
         assert complaints == []
     with entered(browser, served, bypass_csp=True) as (page, _):
         page.goto(f"{served.address}/coordination")
@@ -289,6 +289,27 @@ def test_a_paused_page_stays_as_it_is_until_it_goes_on(browser: Browser, served:
         expect(page.locator("#state")).to_contain_text("ready")
         page.get_by_role("button", name="Go on").click()
         expect(page.locator("#state")).to_contain_text("cancelled")
+
+
+def test_a_page_that_nobody_sees_catches_up_when_it_is_seen(browser: Browser, served: Served):
+    job = command(served.home, "submit", "hidden.one", "{}").stdout.split()[-1]
+    turn = """isHidden => {
+        Object.defineProperty(document, 'hidden', {value: isHidden, configurable: true});
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    with entered(browser, served) as (page, complaints), entered(browser, served) as (other, _):
+        page.goto(f"{served.address}/jobs/{job}")
+        is_live(page)
+        with page.expect_event("requestfailed", lambda each: urlsplit(each.url).path == "/changes"):
+            page.evaluate(turn, True)  # and its stream ends
+        other.goto(f"{served.address}/jobs/{job}")
+        is_live(other)
+        command(served.home, "cancel", job)
+        expect(other.locator("#state")).to_contain_text("cancelled")
+        expect(page.locator("#state")).to_contain_text("ready")
+        page.evaluate(turn, False)
+        expect(page.locator("#state")).to_contain_text("cancelled")
+        assert complaints == []
 
 
 def test_an_open_page_survives_a_restart_of_the_server(browser: Browser, tmp_path: Path):
@@ -343,6 +364,10 @@ def test_every_action_is_done_by_mouse(browser: Browser, tmp_path: Path):
     def submitted(kind: str, *words: str) -> str:
         return command(home, "submit", kind, "{}", *words).stdout.split()[-1]
 
+    def ask(ctx: hocket.Context) -> Any:
+        return ctx.ask("Which one?", wait="10m")
+
+    asking = hocket.job("walk.answers")(ask)
     with serving(home) as served, entered(browser, served, "--agent", "ada") as (page, complaints):
         done: set[str] = set()
         page.on("request", lambda each: done.add(urlsplit(each.url).path) if each.method == "POST" else None)
@@ -368,6 +393,14 @@ def test_every_action_is_done_by_mouse(browser: Browser, tmp_path: Path):
         act(f"{many}&state=cancelled", "Retry all…", "Retried 2 of 2 jobs")
         act(f"/jobs/{submitted('walk.asks', '--approval-by', 'ada')}", "Approve…", "Approved the job")
         act(f"/jobs/{submitted('walk.asks', '--approval-by', 'ada')}", "Refuse…", "Refused the job")
+        asks = submitted("walk.answers", "--questions-to", "ada")
+        with closing(hocket.open_sync(home)) as node, ThreadPoolExecutor(1) as thread:
+            working = thread.submit(lambda: node.work([asking], until_idle=True, signals=False))
+            page.goto(f"{served.address}/jobs/{asks}")
+            page.locator("#answer").fill("this one")
+            page.get_by_role("button", name="Answer", exact=True).click()
+            expect(page.locator("#news")).to_contain_text("Answered what the job")
+            working.result()
         act("/mesh", "Drain…", "takes no new jobs")
         act("/mesh", "Resume", "takes jobs again")
         act("/mesh", "Quarantine…", "gets no jobs")

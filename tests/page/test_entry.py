@@ -197,7 +197,7 @@ def test_one_browser_has_so_many_open_pages_at_most(served: Served):
 def test_without_a_server_the_command_says_what_to_do(tmp_path: Path):
     Runtime.init(tmp_path / "home").close()
     done = command(tmp_path / "home", "page")
-    assert done.returncode == 5 and "hocket serve" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 5 and "hocket mesh serve" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import asyncio
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from hocket.extensions.sim.loop import run as run_virtually
 from hocket.page import refreshing
 from hocket.page.refreshing import CHANGES_S_MAX, SHARE, Refreshing
 
@@ -90,3 +92,45 @@ def test_what_views_cost_is_paid_off_before_pages_load_again(monkeypatch: pytest
     assert pages.rest_s == pytest.approx(CHANGES_S_MAX)
     now[0] += CHANGES_S_MAX + 1
     assert pages.rest_s == 0
+
+
+def test_open_pages_load_themselves_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
+    spent = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: spent[0])
+    log, cost_s, loads = Log(), 0.03, []
+
+    async def scenario() -> None:
+        now = asyncio.get_running_loop().time
+        pages = Refreshing(log, now)  # type: ignore[arg-type]
+
+        def view() -> None:
+            with pages.spending():
+                spent[0] += cost_s
+
+        async def tab() -> None:
+            async for _ in pages.changes(nothing):
+                loads.append(now())
+                view()
+
+        for _ in range(20):
+            view()  # each tab was opened once
+        tabs = [asyncio.ensure_future(tab()) for _ in range(20)]
+        began = now()
+        while now() - began < 200:
+            await asyncio.sleep(0.5)
+            for each in log.listeners:
+                each.news.put_nowait(True)
+        for each in tabs:
+            each.cancel()
+        await asyncio.gather(*tabs, return_exceptions=True)
+
+    run_virtually(scenario())
+    assert cost_s * len(loads) <= SHARE * 200 + cost_s * 2
+    assert len(loads) > 100, "the share is used"
+    gaps = [after - before for before, after in pairwise(loads)]
+    assert min(gaps[:20]) > 0.5 * cost_s / SHARE, "they do not load at once"
+    # Costly views get their turn in time, nevertheless.
+    loads.clear()
+    cost_s = 1.0
+    run_virtually(scenario())
+    assert len(loads) >= 20 * int(200 / CHANGES_S_MAX) - 20

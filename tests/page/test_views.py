@@ -115,7 +115,7 @@ def test_a_conflict_that_a_form_would_cut_is_merged_by_command(visitor: Visitor,
     shown = visitor.get("/coordination")
     assert conflict not in {each.fields["conflict"] for each in shown.forms if each.verb == "Merge…"}
     assert conflict in {each.fields.get("conflict") for each in shown.forms if each.verb == "Take this…"}
-    assert f"hocket conflicts resolve {conflict} @FILE" in shown.text
+    assert f"hocket rows conflicts resolve {conflict} @FILE" in shown.text
     command(served.home, "conflicts", "resolve", conflict, "--take", "left")
 
 
@@ -153,7 +153,7 @@ def test_a_machine_is_invited_once_with_a_drawing(visitor: Visitor, served: Serv
     form = visitor.get("/mesh").form("Invite")
     assert visitor.send(form).status == 400 and visitor.send(form, name="x", valid="soon").status == 400
     shown = visitor.send(form, name="gpu-box", worker="acme.", may="job:schedule", expires="30d")
-    token = re.search(r"hocket join (\S+)", shown.text)
+    token = re.search(r"hocket mesh join (\S+)", shown.text)
     assert token is not None and "style" not in {name for _, named in shown.tags for name in named}
     (drawing,) = [named["d"] for tag, named in shown.tags if tag == "path"]
     dark = {(int(x), int(y)) for x, y in re.findall(r"M(\d+) (\d+)h1v1h-1z", drawing)}

@@ -17,7 +17,7 @@ refused() {
 fence=$(hocket lock acquire file:src/a.rs --agent editor --ttl 10m)
 refused 3 lock acquire 'file:src/**' --agent tester
 has "$said" "file:src/a.rs is held by editor on "
-has "$(hocket agents)" "holds file:src/a.rs until "
+has "$(hocket mesh agents)" "holds file:src/a.rs until "
 is "$(hocket lock renew file:src/a.rs --agent editor --fence "$fence" --json | json '["fence"]')" "$fence"
 refused 3 lock renew file:src/a.rs --agent tester --fence "$fence"
 refused 3 lock release file:src/a.rs --agent editor --fence $((fence + 1))
@@ -26,7 +26,7 @@ next=$(hocket lock acquire file:src/a.rs file:src/b.rs --agent tester --ttl 10m)
 higher "$next" "$fence"
 hocket lock acquire file:src/b.rs --agent waiter --ttl 10m --wait 10m > waiter &
 waiter=$!
-until hocket agents | grep -q 'waits for file:src/b.rs'; do kill -0 $waiter; done
+until hocket mesh agents | grep -q 'waits for file:src/b.rs'; do kill -0 $waiter; done
 hocket lock break file:src/b.rs --reason "the tester hangs"
 wait $waiter
 higher "$(cat waiter)" "$next"
@@ -37,21 +37,21 @@ hocket lock acquire read --shared --agent two
 refused 3 lock acquire read --agent three
 
 # Messages.
-first=$(hocket send reviewer "please read" --type review --agent editor --json | json '["id"]')
-claimed=$(hocket inbox --agent reviewer --claim 5 --lease 10m --json)
+first=$(hocket mail send reviewer "please read" --type review --agent editor --json | json '["id"]')
+claimed=$(hocket mail inbox --agent reviewer --claim 5 --lease 10m --json)
 is "$(echo "$claimed" | json '[0]["id"]')" "$first"
 is "$(echo "$claimed" | json '[0]["body"]')" "please read"
-has "$(hocket agents)" "reads 1 message"
+has "$(hocket mesh agents)" "reads 1 message"
 refused 3 ack "$first" --agent stranger
-hocket nack "$first" --agent reviewer
-is "$(hocket inbox --agent reviewer --claim 5 --lease 10m --json | json '[0]["tries"]')" 2
-hocket ack "$first" --agent reviewer
+hocket mail nack "$first" --agent reviewer
+is "$(hocket mail inbox --agent reviewer --claim 5 --lease 10m --json | json '[0]["tries"]')" 2
+hocket mail ack "$first" --agent reviewer
 refused 3 ack "$first" --agent reviewer
-hocket send editor@here "thanks" --reply-to "$first" --agent reviewer
-is "$(hocket thread "$first" --json | json '[1]["body"]')" thanks
-hocket send team/ "lunch?" --agent editor
+hocket mail send editor@here "thanks" --reply-to "$first" --agent reviewer
+is "$(hocket mail thread "$first" --json | json '[1]["body"]')" thanks
+hocket mail send team/ "lunch?" --agent editor
 for agent in team/one team/two; do
-    is "$(hocket inbox --agent $agent --claim 1 --json | json '[0]["body"]')" "lunch?"
+    is "$(hocket mail inbox --agent $agent --claim 1 --json | json '[0]["body"]')" "lunch?"
 done
 
 # Contested rows.
@@ -60,21 +60,21 @@ hocket rows put memories sky '{"colour": "grey", "clouds": 0}' --version "$versi
 hocket rows put memories sky '{"colour": "blue", "clouds": 3}' --version "$version"
 is "$(hocket rows get memories sky --json | json '["value"]')" "{'clouds': 3, 'colour': 'grey'}"
 refused 3 rows put memories sky '{"colour": "red"}' --version "$version" --strategy manual
-conflict=$(hocket conflicts list --open --json | json '[0]["id"]')
-hocket conflicts resolve "$conflict" --take left --agent judge
+conflict=$(hocket rows conflicts list --open --json | json '[0]["id"]')
+hocket rows conflicts resolve "$conflict" --take left --agent judge
 is "$(hocket rows get memories sky --json | json '["value"]')" "{'colour': 'red'}"
 
 # Presence, and a node that drains.
-hocket agents beat editor --doing "reviews src/a.rs" --every 10m
-has "$(hocket agents --stale 5m)" "reviews src/a.rs"
-has "$(hocket nodes --live --json)" '"grade":"live"'
-hocket drain here --reason "new disk"
+hocket mesh agents beat editor --doing "reviews src/a.rs" --every 10m
+has "$(hocket mesh agents --stale 5m)" "reviews src/a.rs"
+has "$(hocket mesh nodes --live --json)" '"grade":"live"'
+hocket node drain here --reason "new disk"
 job=$(hocket submit acme.note --json | json '["job_id"]')
 hocket work "$TASKS" --until-idle
 is "$(hocket show "$job" --json | json '["state"]')" pending
-has "$(hocket nodes --live)" "draining: new disk"
+has "$(hocket mesh nodes --live)" "draining: new disk"
 has "$(hocket status)" "draining: new disk"
-hocket resume here
+hocket node resume here
 hocket work "$TASKS" --until-idle
 is "$(hocket show "$job" --json | json '["state"]')" succeeded
 

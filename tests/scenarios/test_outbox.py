@@ -166,7 +166,7 @@ def test_the_caller_is_told_that_it_waits_here_and_a_running_worker_sends_it(mes
     assert leaf("submit", "acme.one", "--json").json["waits_here"] is None
     hub.cut_power()
     kept = leaf("submit", "acme.one", "--json").json
-    assert "Connection refused; what was written waits here, and the next `hocket sync`" in kept["waits_here"]
+    assert "Connection refused; what was written waits here, and the next `hocket mesh sync`" in kept["waits_here"]
     worker = leaf.work("-v", PYTHONPATH=leaf.open_briefly())
     worker.says("waiting here for the coordinator: 1 op,")
     worker.says("failed 5 times")

@@ -84,7 +84,7 @@ def test_a_machine_drains_while_its_jobs_run(tmp_path: Path) -> None:
         assert "leaf drains: it takes no new jobs; it still runs 1 job" in shown.out
         worker.says("this node is draining")
         waiting = hub.submit("acme.two")
-        assert "leaf is draining (new disk); `hocket resume leaf`" in until(
+        assert "leaf is draining (new disk); `hocket node resume leaf`" in until(
             lambda: waits_for(hub, waiting), "the reason"
         )
         assert "leaf is draining (new disk)" in hub("why", waiting).out

@@ -16,7 +16,7 @@ from tests.ports import free_port
 from tests.scenarios.machines import Machine, machines, until
 
 GRANTS = ("job:schedule:acme.", "job:schedule:hold.", "job:schedule:tell.", "job:schedule:hocket.run")
-KEPT = "waits here, and the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
+KEPT = "waits here, and the next `hocket mesh sync`, `hocket work` or `hocket mesh serve` here sends it"
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_while_the_coordinator_is_out_of_reach_it_says_where_the_job_is(
     kept = leaf("submit", "acme.one", '{"n": 1}')
     assert KEPT in kept.err and "Connection refused" in kept.err
     cancelled = leaf("cancel", old, code=5)
-    assert "Connection refused; the request waits here, and the next `hocket sync`" in cancelled.sentence
+    assert "Connection refused; the request waits here, and the next `hocket mesh sync`" in cancelled.sentence
     late = leaf("submit", "acme.one", '{"n": 2}', "--wait-for", "2s", code=5)
     assert "waiting: the coordinator" in late.err and KEPT in late.err.splitlines()[-1]
     with caplog.at_level(logging.WARNING, "hocket"), hocket.open(leaf.home) as node:

@@ -75,7 +75,7 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def serving(home: Path, *options: str, **variables: str) -> Iterator[Served]:
-    """Runs `hocket serve` for a home until the block ends."""
+    """Runs `hocket mesh serve` for a home until the block ends."""
     words = ["--home", str(home), "serve", "--port", "0", "--json", *options]
     ours, theirs = os.pipe()
     process = start_command(words, environment(variables), ROOT, (theirs, 2))

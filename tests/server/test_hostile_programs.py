@@ -1,5 +1,5 @@
-"""Hostile programs against a real `hocket serve`, from an address of their own, while an honest one goes on: what they
-send is refused and counted, takes nothing of another program, and stops nobody.
+"""Hostile programs against a real `hocket mesh serve`, from an address of their own, while an honest one goes on: what
+they send is refused and counted, takes nothing of another program, and stops nobody.
 """
 
 import json

@@ -4,14 +4,15 @@ from collections.abc import Callable
 
 import apsw
 
-from hocket.store import Session
-from hocket.store.sqlite import SqliteStore
+from hocket.store import Session, Store
+from hocket.store.sqlite.session import SqliteSession
 
 
-def steps(store: SqliteStore, ask: Callable[[Session], object]) -> int:
+def steps(store: Store, ask: Callable[[Session], object]) -> int:
     """How many steps SQLite's machine takes to answer."""
     taken: list[int] = []
     with store.read() as view:
+        assert isinstance(view, SqliteSession)
         reader = view._connection
     assert isinstance(reader, apsw.Connection)
     reader.trace_v2(

@@ -255,7 +255,7 @@ class Judge:
                 isinstance(payload, v.RevokeUcan) and free.may_revoke(op.node_id, payload.ucan_cid, op.timestamp.wall)
             ) or (
                 isinstance(payload, v.RevokeRoot)
-                and verify(USER.public, payload.signature, b"hocket revoke root\0" + payload.ucan_cid)
+                and verify(USER.public, payload.signature, b"hocket node revoke root\0" + payload.ucan_cid)
             ):
                 revoked.add(payload.ucan_cid)
         naive = self._naive[key] = Remembering(delegations, revoked)

@@ -57,7 +57,7 @@ Holdings = Mapping[Agent, Sequence[AgentHolding]]
 
 def lock_holdings(session: Session, now_ms: int) -> Holdings:
     found: defaultdict[Agent, list[AgentHolding]] = defaultdict(list)
-    for key in sorted(session.subjects_since(LOCK, b"")):
+    for key in sorted(session.subjects_with_state(LOCK)):
         scope = key.decode()
         state = read_scope(session, scope)
         if state is None:
@@ -150,7 +150,7 @@ def beat(
     is never written on the log, and a week after its last word the agent is forgotten.
 
     \b
-      hocket agents beat editor --doing "reviews src/lib.rs" --every 5m
+      hocket mesh agents beat editor --doing "reviews src/lib.rs" --every 5m
     """
     service.check_writer()
     log, said = service.runtime.log, AgentSaid(service.agent(name), doing, every_ms)
@@ -165,7 +165,7 @@ def beat(
 
 _show_agents = table(
     AgentShown,
-    "no agents; `hocket agents beat NAME` tells of one",
+    "no agents; `hocket mesh agents beat NAME` tells of one",
     {
         "name": "name",
         "node": lambda each: each.node_name or each.node,

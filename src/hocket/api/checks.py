@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import distributions
 from typing import Literal
 
 from hocket.api import ServiceAnswer
@@ -48,7 +49,6 @@ from hocket.store.checkpoint_rows import CheckpointState
 from hocket.store.files import lock_holder
 from hocket.store.intake import REFUSALS_KEPT
 
-PYTHON_MIN = (3, 11)
 DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
 CLOCK_BEHIND_MS_MAX = 60_000
 MIB = 1024 * 1024
@@ -79,6 +79,7 @@ Findings = Iterator[tuple[Verdict, str] | Check]
 
 def examine(home: Home) -> Iterator[Check]:
     yield from _guarded("python", _python)
+    yield from _guarded("installation", _installation, "this one alone")
     yield from _guarded("home", lambda: _home(home))
     if not home.path.is_dir():
         return
@@ -114,11 +115,22 @@ def _guarded(check: str, look: Callable[[], Findings], fine: str = "") -> Iterat
 
 
 def _python() -> Findings:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < PYTHON_MIN:
-        yield ("bad", f"{version} is too old; Hocket needs {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer")
-    else:
-        yield ("ok", version)
+    yield ("ok", ".".join(map(str, sys.version_info[:3])))
+
+
+def _installation() -> Findings:
+    """Other copies of the package that this Python could load, and of the program that a shell could run."""
+    copies = {str(each.locate_file("")): each.version for each in distributions(name="hocket")}
+    if len(copies) > 1:
+        listed = ", ".join(f"{version} in {place}" for place, version in copies.items())
+        yield ("warn", f"Hocket is installed {len(copies)} times for this Python: {listed}; uninstall all but one")
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    programs = dict.fromkeys(
+        os.path.realpath(found) for each in folders if (found := shutil.which("hocket", path=each))
+    )
+    if len(programs) > 1:
+        first, *others = programs
+        yield ("ok", f"a shell runs {first}; other copies, to be kept at one version: {', '.join(others)}")
 
 
 def _environment() -> Findings:
@@ -290,8 +302,8 @@ def _macs(session: Session) -> Findings:
 _DROP = "they can be deleted"
 _ANEW = {
     "tokens": "make the tokens anew with `hocket token create`",
-    "invitations": "invite again with `hocket invite`",
-    "peers": "add the peers again with `hocket peers add`",
+    "invitations": "invite again with `hocket mesh invite`",
+    "peers": "add the peers again with `hocket mesh peers add`",
 }
 _NAMED_MAX = 5
 
@@ -331,7 +343,7 @@ def _history(home: Home, session: Session) -> Findings:
     else:
         yield ("ok", "nothing of this node's own is known to be lost")
     if history.has_set_aside:
-        yield ("warn", "ops written after a restore wait to be written again; run `hocket sync`")
+        yield ("warn", "ops written after a restore wait to be written again; run `hocket mesh sync`")
 
 
 def _availability(home: Home, session: Session) -> Findings:
@@ -340,7 +352,7 @@ def _availability(home: Home, session: Session) -> Findings:
     if state is not None:
         reason = f" ({state.reason})" if state.reason else ""
         how = f"{state.availability.name.lower()}{reason}, for {span(int(time.time() * 1000) - state.at.wall)}"
-        yield ("warn", f"this node is {how}, and takes no new jobs; `hocket resume here` ends that")
+        yield ("warn", f"this node is {how}, and takes no new jobs; `hocket node resume here` ends that")
 
 
 def _waiting(session: Session) -> Findings:
@@ -351,7 +363,8 @@ def _waiting(session: Session) -> Findings:
         yield (
             "warn",
             f"{len(old)} ops wait for ops that have not come, the oldest for {span(max(old))}: a node has lost some of"
-            " its ops, or one that has them is away; check `hocket peers list` here and `hocket doctor` there",
+            " its ops, or one that has them is away; check `hocket mesh peers list` here, and `hocket node doctor`"
+            " there",
         )
 
 
@@ -362,7 +375,7 @@ def _outbox(home: Home, session: Session) -> Findings:
     found = waiting(session, node, coordinator)
     if found.since_ms is not None and now - found.since_ms > WAITING_MS_MAX:
         says = f"{counted(found.ops, 'op')} of at most {OUTBOX_OPS_MAX:,} wait for the coordinator, the oldest for"
-        yield ("warn", f"{says} {span(now - found.since_ms)}; check `hocket peers list`")
+        yield ("warn", f"{says} {span(now - found.since_ms)}; check `hocket mesh peers list`")
 
 
 def _permissions(home: Home, session: Session) -> Permissions:

@@ -293,7 +293,7 @@ def dead(service: Service, limit: Limit = PAGE_MAX, after: After | None = None) 
     """List the messages that were tried too often or expired unclaimed, as far as you may read them.
 
     \b
-      hocket dead list --json
+      hocket mail dead list --json
     """
     log = service.runtime.log
     if service.principal.node == log.node:
@@ -366,7 +366,7 @@ def ask(service: Service, to: str, body: bytes, *, agent: str | None, type: str,
 
 
 def _check_answer(service: Service, answered: str, body: bytes, agent: str) -> None:
-    """A reply that approves or refuses a job needs what `hocket approve` needs."""
+    """A reply that approves or refuses a job needs what `hocket job approve` needs."""
     with service.read() as session:
         kind = kind_answered(session, parse_ulid(answered), body)
     if kind is not None:
@@ -380,7 +380,9 @@ def reply(service: Service, id: str, body: bytes, agent: str) -> MessageShown:
     """
     asked = show(service, id)
     if asked.state != "leased":
-        raise Conflict(f"message {asked.id} is {asked.state}; claim it with `hocket inbox --agent {agent} --claim 1`")
+        raise Conflict(
+            f"message {asked.id} is {asked.state}; claim it with `hocket mail inbox --agent {agent} --claim 1`"
+        )
     sent = send(service, asked.sender, body, agent=agent, reply_to=asked.id)
     ack(service, asked.id, agent)
     return sent
@@ -430,7 +432,7 @@ def retry(
     """Deliver a dead message again, with all its tries. One that has expired must be sent anew.
 
     \b
-      hocket dead retry 01JC8M…
+      hocket mail dead retry 01JC8M…
     """
     service.check_writer()
     found = show(service, message)
@@ -449,7 +451,7 @@ def thread(
     has asked stands in the thread that has the job's id.
 
     \b
-      hocket thread 01JC8M…
+      hocket mail thread 01JC8M…
     """
     beyond = b"" if after is None else node_inbox.message_id_of(after)
     with service.read() as session:
@@ -513,8 +515,8 @@ dead_commands = OperationGroup(
     nobody claimed before they expired.
 
     \b
-      hocket dead list
-      hocket dead retry 01JC8M…
+      hocket mail dead list
+      hocket mail dead retry 01JC8M…
     """,
     *(dead, retry),
     alone=dead,

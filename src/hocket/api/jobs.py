@@ -428,8 +428,8 @@ def approve(service: Service, job: JobText, note: AnswerNote = "", agent: Answer
     job:approve for the kind.
 
     \b
-      hocket approve 01J9ZC --note "checked with the team"
-      hocket approve 01J9ZC --agent alice
+      hocket job approve 01J9ZC --note "checked with the team"
+      hocket job approve 01J9ZC --agent alice
     """
     service.check_writer()
     job_id, name = _asked_job(service, job, agent)
@@ -445,7 +445,7 @@ def refuse(service: Service, job: JobText, note: AnswerNote = "", agent: Answeri
     """Refuse a job that waits for your approval: it is cancelled. Only the agent that the job names can.
 
     \b
-      hocket refuse 01J9ZC --note "not before the release"
+      hocket job refuse 01J9ZC --note "not before the release"
     """
     service.check_writer()
     job_id, name = _asked_job(service, job, agent)
@@ -483,7 +483,7 @@ def answer(
     """Answer what a job asks while it runs. Only the agent that the job asks can.
 
     \b
-      hocket answer 01J9ZC "the second one"
+      hocket job answer 01J9ZC "the second one"
     """
     from hocket.families.jobs.questions import open_question
 

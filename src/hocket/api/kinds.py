@@ -54,8 +54,8 @@ def listing(service: Service) -> list[KindShown]:
     below it that is not listed.
 
     \b
-      hocket kinds
-      hocket kinds --json | jq '.[] | select(.kind == "acme.render").options'
+      hocket job kinds
+      hocket job kinds --json | jq '.[] | select(.kind == "acme.render").options'
     """
     with service.read() as session:
         names = {member.node: member.name for member in membership.members(service.runtime.log, session)}

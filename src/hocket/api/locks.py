@@ -339,7 +339,7 @@ def listing(
     with service.read() as session:
         called = service.names(session)
         scopes = (
-            [key.decode() for key in session.subjects_since(LOCK, b"")] if scope is None else [checked_scope(scope)]
+            [key.decode() for key in session.subjects_with_state(LOCK)] if scope is None else [checked_scope(scope)]
         )
         states = [(each, read_scope(session, each)) for each in sorted(scopes)]
     return [_shown(hold, each, called) for each, state in states if state is not None for hold in live(state, now)]
@@ -350,7 +350,7 @@ def queues(service: Service) -> list[LockState]:
     now = service.runtime.log.reading().wall
     with service.read() as session:
         called = service.names(session)
-        scopes = sorted(key.decode() for key in session.subjects_since(LOCK, b""))
+        scopes = sorted(key.decode() for key in session.subjects_with_state(LOCK))
         states = [(each, read_scope(session, each)) for each in scopes]
     found: list[LockState] = []
     for scope, state in states:

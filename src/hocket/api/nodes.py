@@ -157,7 +157,7 @@ def _coordinator_note(done: AvailabilitySet) -> Iterator[View]:
     if done.is_coordinator:
         yield Line(
             f"{done.called} is the coordinator: it goes on deciding claims of other nodes;"
-            " `hocket coordinator NODE` designates another"
+            " `hocket mesh coordinator NODE` designates another"
         )
 
 
@@ -303,12 +303,12 @@ def identity(service: Service) -> Identity:
     """Show this node, its user, its standing, and what it may do.
 
     \b
-      hocket whoami
+      hocket node whoami
     """
     home, log = service.runtime.home, service.runtime.log
     here = next((each for each in listing(service) if each.here), None)
     if here is None:
-        raise NotAuthorised("no delegation on the log admits this node; run `hocket doctor`")
+        raise NotAuthorised("no delegation on the log admits this node; run `hocket node doctor`")
     more = {"user": log.user, "home": str(home.path), "holds_user_key": home.has_user_key()}
     return convert(msgspec.to_builtins(here) | more, Identity)
 
@@ -319,8 +319,8 @@ def drain(service: Service, node: NodeText, reason: AvailabilityReason = "") -> 
     node, and each node itself. A coordinator that drains goes on deciding claims.
 
     \b
-      hocket drain gpu-box --reason "new disk"
-      hocket drain here
+      hocket node drain gpu-box --reason "new disk"
+      hocket node drain here
     """
     return _set_availability(service, node, Availability.DRAINING, reason)
 
@@ -331,7 +331,7 @@ def quarantine(service: Service, node: NodeText, reason: AvailabilityReason = ""
     does not hear of it, its leases end and are not renewed; its results no longer count. Only the owner may.
 
     \b
-      hocket quarantine gpu-box --reason "wrong results"
+      hocket node quarantine gpu-box --reason "wrong results"
     """
     return _set_availability(service, node, Availability.QUARANTINED, reason)
 
@@ -342,7 +342,7 @@ def resume(service: Service, node: NodeText, reason: AvailabilityReason = "") ->
     quarantined cannot resume itself, unless it is the owner's.
 
     \b
-      hocket resume gpu-box
+      hocket node resume gpu-box
     """
     return _set_availability(service, node, Availability.ACTIVE, reason)
 

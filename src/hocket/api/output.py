@@ -154,7 +154,7 @@ class OutputReader:
             if time.monotonic() - self._waits_since > PATIENCE_S:
                 raise Unreachable(
                     f"the output of job {ulid_text(self._job_id)} is on another node, which does not answer;"
-                    " it must run `hocket work` or `hocket serve` and sync with a peer of this node"
+                    " it must run `hocket work` or `hocket mesh serve` and sync with a peer of this node"
                 )
         return pieces, False
 

@@ -69,7 +69,7 @@ def make_address(service: Service, agent: str, may: Sequence[str], lifetime_ms: 
         raise Usage("a browser may stay for more than no time and at most 90 days")
     servers = running_servers(service.runtime.home.processes)
     if not servers:
-        raise Unreachable("no server of this home runs, so nothing serves the page; start `hocket serve`")
+        raise Unreachable("no server of this home runs, so nothing serves the page; start `hocket mesh serve`")
     now, capabilities = service.runtime.log.physical(), parse_grants(may, of_node=False)
     with service.runtime.store.write() as session:
         if beyond := beyond_own(service, session, capabilities):

@@ -75,11 +75,13 @@ class InvitationShown(ServiceAnswer, frozen=True):
 def _show_peers(shown: PeersShown) -> Iterator[View]:
     rows = [(each.address, each.node or "", each.state, seen("seen_ms")(each), each.detail) for each in shown.peers]
     columns = ("address", "node", "state", "last exchange", "detail")
-    yield Table(columns, rows, "no peers; add one with `hocket peers add ADDRESS`")
+    yield Table(columns, rows, "no peers; add one with `hocket mesh peers add ADDRESS`")
     silent = shown.silent_coordinator
     if silent is not None:
         last = "yet" if silent.last_ms is None else f"since {ago(silent.last_ms, now_ms())}"
-        yield Line(f"the coordinator {silent.node} was not heard from {last}; `hocket coordinator` designates another")
+        yield Line(
+            f"the coordinator {silent.node} was not heard from {last}; `hocket mesh coordinator` designates another"
+        )
 
 
 @operation("list_peers", "GET", command="peers list", show=_show_peers)
@@ -87,8 +89,8 @@ def listing(service: Service) -> PeersShown:
     """List the peers with the state of each, and whether the coordinator has fallen silent.
 
     \b
-      hocket peers list
-      hocket peers list --json | jq '.peers[] | select(.state != "ok")'
+      hocket mesh peers list
+      hocket mesh peers list --json | jq '.peers[] | select(.state != "ok")'
     """
     with service.read() as session:
         quiet = peers.silence(service.runtime.log, session)
@@ -120,7 +122,7 @@ Address = Annotated[str, Meta(description="Like http://192.168.1.7:7315.")]
     "add_peer",
     "POST",
     command="peers add",
-    show=lambda done: [Line(f"peer {done.address} added; run `hocket sync` to sync with it now")],
+    show=lambda done: [Line(f"peer {done.address} added; run `hocket mesh sync` to sync with it now")],
 )
 def add(
     service: Service,
@@ -129,11 +131,11 @@ def add(
     pin: Annotated[str, Meta(description="The fingerprint of the one certificate to trust."), InShell(metavar="SHA256")]
     | None = None,
 ) -> PeerAdded:
-    """Add a peer. `hocket sync` then syncs with it at once.
+    """Add a peer. `hocket mesh sync` then syncs with it at once.
 
     \b
-      hocket peers add 192.168.1.7:7315
-      hocket peers add https://mesh.example.org:7315 --ca ca.pem
+      hocket mesh peers add 192.168.1.7:7315
+      hocket mesh peers add https://mesh.example.org:7315 --ca ca.pem
     """
     if ca is not None and not ca.is_file():
         raise Usage(f"no file at {ca}")
@@ -151,7 +153,7 @@ def remove(service: Service, address: Address) -> PeerRemoved:
     """Remove a peer. Ops received from it stay.
 
     \b
-      hocket peers remove http://192.168.1.7:7315
+      hocket mesh peers remove http://192.168.1.7:7315
     """
     where = check_address(address)
     with _changing(service, where) as session:
@@ -163,13 +165,13 @@ def remove(service: Service, address: Address) -> PeerRemoved:
     "resume_peer",
     "POST",
     command="peers resume",
-    show=lambda done: [Line(f"peer {done.address} resumed; run `hocket sync` to sync with it now")],
+    show=lambda done: [Line(f"peer {done.address} resumed; run `hocket mesh sync` to sync with it now")],
 )
 def resume(service: Service, address: Address) -> PeerResumed:
     """Try a paused peer again, after both nodes were given the same rules.
 
     \b
-      hocket peers resume http://192.168.1.7:7315
+      hocket mesh peers resume http://192.168.1.7:7315
     """
     where = check_address(address)
     with _changing(service, where) as session:
@@ -197,12 +199,12 @@ def find(
     service: Service,
     seconds: Annotated[float, Meta(ge=0.1, le=60.0, description="How long to search."), InShell(metavar="N")] = 3.0,
 ) -> list[ServerFound]:
-    """Find servers on the local network that were started with `hocket serve --announce`.
+    """Find servers on the local network that were started with `hocket mesh serve --announce`.
 
     A result is only an address: a node is trusted for its delegation, not for being near.
 
     \b
-      hocket peers find
+      hocket mesh peers find
     """
     try:
         from hocket.mesh import lan
@@ -229,9 +231,9 @@ def visit(service: Service, address: str | None) -> list[PeerVisited]:
         if address is not None:
             known = [check_address(address)]
             if peers.find(session, known[0]) is None:
-                raise Usage(f"no peer at {known[0]}; add it with `hocket peers add {known[0]}`")
+                raise Usage(f"no peer at {known[0]}; add it with `hocket mesh peers add {known[0]}`")
     if not known:
-        raise Usage("this node has no peers; add one with `hocket peers add ADDRESS`")
+        raise Usage("this node has no peers; add one with `hocket mesh peers add ADDRESS`")
     return [_visited(each) for each in asyncio.run(_visit(service, known))]
 
 
@@ -297,7 +299,7 @@ def invite(service: Service, asked: NewInvitation) -> Invited:
     service.check_writer()
     where = [check_address(each) for each in asked.addresses] or addresses(service)
     if not where:
-        raise Usage("the invitation needs an address: start `hocket serve` here first, or give --address")
+        raise Usage("the invitation needs an address: start `hocket mesh serve` here first, or give --address")
     capabilities = asked.capabilities
     if asked.shares_store:
         capabilities = (*capabilities, *_sharing(service))
@@ -357,11 +359,11 @@ def _invitation(invitation: Invitation, now: int) -> InvitationShown:
 
 
 commands = OperationGroup(
-    """Nodes that this node syncs with. While `hocket serve` or a worker runs, it syncs automatically.
+    """Nodes that this node syncs with. While `hocket mesh serve` or a worker runs, it syncs automatically.
 
     \b
-      hocket peers add http://192.168.1.7:7315
-      hocket peers list
+      hocket mesh peers add http://192.168.1.7:7315
+      hocket mesh peers list
     """,
     *(add, listing, remove, resume, find),
 )

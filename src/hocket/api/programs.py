@@ -40,7 +40,7 @@ USED_AGAIN_MS = 60_000
 # A secret that the operator chose must be hard to guess.
 CHOSEN_CHARS_MIN = 32
 CHOSEN = "HOCKET_TOKEN"
-# Where `hocket serve` listens unless it is told otherwise, and the path that every token may read.
+# Where `hocket mesh serve` listens unless it is told otherwise, and the path that every token may read.
 SERVER_ADDRESS = "http://127.0.0.1:7315"
 DESCRIPTION = "/v1/openapi.json"
 
@@ -98,10 +98,10 @@ def create(
 ) -> TokenMade:
     """Create a token and print it. Nothing prints it again: the node keeps only its hash.
 
-    A grant is written as for `hocket invite`, such as lock:acquire:file:src/, inbox:write:team/, row:write:memories/,
-    mesh:read. A token grants only what --may names, and never more than this node may do itself. The program speaks as
-    the agent NAME, or as NAME/anything. It sends the token in the header `Authorization: Bearer TOKEN`; the last line
-    is a command that tries this.
+    A grant is written as for `hocket mesh invite`, such as lock:acquire:file:src/, inbox:write:team/,
+    row:write:memories/, mesh:read. A token grants only what --may names, and never more than this node may do itself.
+    The program speaks as the agent NAME, or as NAME/anything. It sends the token in the header `Authorization: Bearer
+    TOKEN`; the last line is a command that tries this.
 
     \b
       hocket token create ci --may lock:acquire:file:src/ --expires 30d
@@ -403,7 +403,7 @@ class KeyedRequest:
 
 
 commands = OperationGroup(
-    """Tokens of programs that use this node over HTTP, while `hocket serve` runs.
+    """Tokens of programs that use this node over HTTP, while `hocket mesh serve` runs.
 
     \b
       hocket token create ci --may lock:acquire:file:src/ --expires 30d

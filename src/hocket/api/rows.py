@@ -123,7 +123,7 @@ RESOLVE = TokenNeed("Row", "Write", is_judged_later=True)
 
 
 def _show_row(row: RowShown) -> Iterator[View]:
-    waiting = f"{row.conflicts} wait for a decision: hocket conflicts list"
+    waiting = f"{row.conflicts} wait for a decision: hocket rows conflicts list"
     yield Pairs(
         [
             ("value", json_text(row.value)),
@@ -297,7 +297,7 @@ def conflicts(
     Of those that need no decision, a row keeps the newest.
 
     \b
-      hocket conflicts list --open
+      hocket rows conflicts list --open
     """
     with service.runtime.store.read() as session:
         found, last = rows.conflicts(session, after or "", limit)
@@ -312,7 +312,7 @@ def conflict(service: Service, conflict: ConflictId) -> ConflictShown:
     """Show a conflict: the value of the write, the stored value, and the value that both began with.
 
     \b
-      hocket conflicts show 01M7HVJG9XMYB0FTGAN132HCK0
+      hocket rows conflicts show 01M7HVJG9XMYB0FTGAN132HCK0
     """
     with service.runtime.store.read() as session:
         shown = _conflict(service, session, rows.conflict(session, _id(conflict)))
@@ -347,8 +347,8 @@ def resolve(
     refused as a conflict (exit code 3, status 409): look at the row, and give its version.
 
     \b
-      hocket conflicts resolve 01M7HVJG9XMYB0FTGAN132HCK0 --take left
-      hocket conflicts resolve 01M7HVJG9XMYB0FTGAN132HCK0 '{"colour": "grey"}'
+      hocket rows conflicts resolve 01M7HVJG9XMYB0FTGAN132HCK0 --take left
+      hocket rows conflicts resolve 01M7HVJG9XMYB0FTGAN132HCK0 '{"colour": "grey"}'
     """
     service.check_writer()
     if (take is None) == (value is UNSET):
@@ -408,7 +408,7 @@ def _id(text: str) -> bytes:
     try:
         return parse_ulid(text)
     except ValueError:
-        raise Usage(f"{text[:60]!r} is not the id of a conflict; see `hocket conflicts list`") from None
+        raise Usage(f"{text[:60]!r} is not the id of a conflict; see `hocket rows conflicts list`") from None
 
 
 def author(written: RowShown | ConflictShown) -> str:
@@ -431,8 +431,8 @@ conflict_commands = OperationGroup(
     stored. An open conflict waits for a decision; the others were decided by their strategy, and are kept for review.
 
     \b
-      hocket conflicts list
-      hocket conflicts resolve ID --take left
+      hocket rows conflicts list
+      hocket rows conflicts resolve ID --take left
     """,
     *(conflicts, conflict, resolve),
 )

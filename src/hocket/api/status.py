@@ -199,7 +199,7 @@ def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
     """What concerns other nodes, if there is anything to report."""
     pairs: list[tuple[str, Any]] = []
     if shown.coordinator not in (None, shown.node):
-        quiet = " (silent for long; `hocket coordinator NODE` designates another)"
+        quiet = " (silent for long; `hocket mesh coordinator NODE` designates another)"
         pairs.append(("coordinator", shown.coordinator + (quiet if shown.coordinator_is_quiet else "")))
     for peer in shown.peers:
         pairs.append(("peer", " ".join(part for part in (peer.address, peer.state, peer.detail) if part)))
@@ -217,7 +217,7 @@ def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
     pairs += [("bus", _bus_text(each, now)) for each in shown.buses]
     for over in shown.over_quota:
         refused = f"{over.ops:,} ops refused, last {ago(over.last_ms, now)}"
-        pairs.append(("over quota", f"node {over.node}: {refused}; see `hocket nodes`"))
+        pairs.append(("over quota", f"node {over.node}: {refused}; see `hocket mesh nodes`"))
     pairs += [("program", f"node {node}: {how}") for node, how in shown.programs.items()]
     if shown.unknown_ops:
         kept = f"{shown.unknown_ops} ops of newer programs do nothing here; upgrade this node to read them"
@@ -236,7 +236,7 @@ def _availability_pairs(shown: NodeStatus, now: int) -> list[tuple[str, object]]
     if availability.since_ms is None:
         return []
     said = f"{availability}, set by {availability.by} {ago(availability.since_ms, now)}"
-    return [("work", f"{said}; `hocket resume here` ends that")]
+    return [("work", f"{said}; `hocket node resume here` ends that")]
 
 
 def _bus_text(shown: BusStatus, now: int) -> str:

@@ -32,6 +32,7 @@ from hocket.bus.messages import (
 )
 from hocket.events import Emit, ignore
 from hocket.kernel.postcard import BYTES, STR, U32, Codec, Malformed, decode, encode, tuple_of
+from hocket.system import ShortPath
 
 FORM = 1
 STAMP_GRAIN_NS = 50_000_000
@@ -55,7 +56,7 @@ _DATAGRAM: Codec[tuple[Any, ...]] = tuple_of(U32, STR, STR, BYTES)
 class _Receiver(NamedTuple):
     """Another subscription's socket, as a publisher sees it."""
 
-    fd: int
+    path: ShortPath
     pattern: str
 
 
@@ -109,7 +110,7 @@ class ProcessMessages:
         for queue in list(self._subscriptions):
             queue.close()
         for receiver in self._receivers.values():
-            os.close(receiver.fd)
+            receiver.path.close()
         self._receivers.clear()
         self._socket.close()
 
@@ -138,7 +139,7 @@ class ProcessMessages:
 
     def _try(self, name: str, datagram: bytes) -> bool:
         try:
-            self._socket.sendto(datagram, f"/proc/self/fd/{self._receivers[name].fd}")
+            self._socket.sendto(datagram, self._receivers[name].path.text)
         except BlockingIOError:
             return False
         except ConnectionRefusedError:
@@ -164,11 +165,10 @@ class ProcessMessages:
             self._forget(name)
         for name in names - self._receivers.keys():
             with suppress(OSError):  # its process has just ended
-                fd = os.open(self._directory / name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-                self._receivers[name] = _Receiver(fd, _pattern_of(name))
+                self._receivers[name] = _Receiver(ShortPath(self._directory / name), _pattern_of(name))
 
     def _forget(self, name: str) -> None:
-        os.close(self._receivers.pop(name).fd)
+        self._receivers.pop(name).path.close()
         self._behind.discard(name)
 
     # Announcements.
@@ -211,12 +211,11 @@ class _SubscriptionSocket:
         name = f"{os.getpid()}-{randomness(8).hex()}"
         self._path = directory / f"{name}.{_pattern_text(queue.pattern)}{_SUFFIX}"
         self._socket = _socket()
-        # The path of a socket must be short, and a home's may be long.
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        short = ShortPath(directory)
         try:
-            self._socket.bind(f"/proc/self/fd/{fd}/{name}{_NEW}")
+            self._socket.bind(f"{short.text}/{name}{_NEW}")
         finally:
-            os.close(fd)
+            short.close()
         os.rename(directory / (name + _NEW), self._path)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._receive)

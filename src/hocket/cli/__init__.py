@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-# Set by a shell that asks for completions.
-COMPLETION = "_HOCKET_COMPLETE"
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 CRASH_LOG_BYTES_MAX = 1024 * 1024
@@ -88,6 +86,9 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.strerror:
             _debug(error)
             return _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 5)
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("hocket"):
+            _debug(error)
+            return _fail(f"the package {error.name} is missing in {sys.prefix}; install hocket again there", 2)
         return _crash(error)
 
 
@@ -139,15 +140,21 @@ def run(arguments: list[str]) -> int:
 
 def _plain_steps(arguments: list[str]) -> "list[tuple[Callable[..., Any], dict[str, Any]]]":
     """What a plain command line runs, in this order. Raises NotPlain for every other line."""
-    from hocket.cli.commands import COMMANDS, app_of, begin
-    from hocket.cli.declarations import NotPlain, chosen, read
+    from hocket.cli.commands import COMMANDS, app_of, begin, hint, under_noun
+    from hocket.cli.declarations import COMPLETION, NotPlain, chosen, read
 
     words, own = list(arguments), []
     while words and words[0].startswith("-"):
         own.append(words.pop(0))
         if own[-1] == "--home" and words:
             own.append(words.pop(0))
-    if COMPLETION in os.environ or not words or words[0] not in COMMANDS:
+    if COMPLETION in os.environ:
+        raise NotPlain
+    # Programs that read stderr need no hint.
+    if sys.stderr.isatty() and not _answer.is_json and (sentence := hint(words)):
+        print(f"hocket: {sentence}", file=sys.stderr)
+    words = words[1:] if under_noun(words) else words
+    if not words or words[0] not in COMMANDS:
         raise NotPlain
     return [(begin, read(begin, own)), *chosen(app_of(words[0]), words[1:])]
 
@@ -196,7 +203,7 @@ def _crash(error: Exception) -> int:
         return _fail(sentence, 1)
     kept = _keep(text)
     where = "set HOCKET_DEBUG=1 to see the traceback" if kept is None else f"the traceback is in {kept}"
-    return _fail(f"{sentence}; {where}, and `hocket doctor` checks for damage", 1)
+    return _fail(f"{sentence}; {where}, and `hocket node doctor` checks for damage", 1)
 
 
 def _keep(text: str) -> str | None:

@@ -1,5 +1,5 @@
-"""`hocket claims` and `hocket grid`: how jobs find their workers, and how those that go by rank spread over them.
-`rank` needs no home: anyone can compute a ranking.
+"""`hocket claims` and `hocket claims grid`: how jobs find their workers, and how those that go by rank spread over
+them. `rank` needs no home: anyone can compute a ranking.
 """
 
 import re
@@ -148,8 +148,8 @@ def grid(
     jobs, within the window; those of workers are what they tell, by the minute.
 
     \b
-      hocket grid --watch
-      hocket grid --kind acme. --window 1h --json
+      hocket claims grid --watch
+      hocket claims grid --kind acme. --window 1h --json
     """
     from hocket.api.claims import grid
 

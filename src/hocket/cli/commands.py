@@ -1,6 +1,9 @@
 """The list of commands and the module of each, and what runs before every command. A module is loaded only when its
-command runs or shows its help, so that common commands start fast. `hocket --help` shows the list below, and after it
-the commands of extensions. A place in `api` is that of an operation, or of a group of operations.
+command runs or shows its help, so that common commands start fast. A place in `api` is that of an operation, or of a
+group of operations.
+
+`hocket --help` shows the `EVERYDAY` commands, and then nouns: the others, and the `NOUNS` under which several stand.
+`hocket mail send` is the command `send`.
 """
 
 import os
@@ -72,8 +75,48 @@ COMMANDS = {
     ),
     "doctor": ("store:doctor", "Check this node for problems and suggest fixes."),
 }
+EVERYDAY = ("init", "submit", "work", "run", "jobs", "show", "logs", "cancel", "retry", "status")
+NOUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "job": (
+        "Approve, answer, postpone and erase jobs; the options of kinds.",
+        ("approve", "refuse", "question", "answer", "postpone", "erase", "kinds"),
+    ),
+    "mail": (
+        "Send messages to agents, ask and answer them, and read what came.",
+        ("send", "ask", "reply", "inbox", "ack", "nack", "dead", "thread"),
+    ),
+    "mesh": (
+        "Several machines: invite and join, serve and sync, nodes, agents, routes, rules.",
+        ("invite", "join", "serve", "sync", "peers", "nodes", "agents", "route", "coordinator", "rules"),
+    ),
+    "node": (
+        "This node and its rights: doctor, whoami, may, drain and quarantine, revoke.",
+        ("doctor", "whoami", "may", "drain", "quarantine", "resume", "revoke"),
+    ),
+    # Commands under a noun that has some of its own.
+    "artifacts": ("List, read, store and evict artifacts; where an output comes from.", ("why",)),
+    "claims": ("Show how jobs find their workers: explain a job, rank workers, watch them.", ("grid",)),
+    "log": ("Read, verify, rebuild, export and import the log; derive from it.", ("derive",)),
+    "rows": ("Read, write and watch rows that several agents share; conflicts.", ("conflicts",)),
+}
 for _extension in extensions():
     COMMANDS.update(_extension.commands)
+    if _extension.noun is not None:
+        NOUNS[_extension.noun[0]] = (_extension.noun[1], tuple(_extension.commands))
+NOUN_OF = {command: noun for noun, (_, commands) in NOUNS.items() for command in commands}
+
+
+def under_noun(words: list[str]) -> tuple[str, ...]:
+    """The noun and the command with which a line begins, if it begins so."""
+    return tuple(words[:2]) if len(words) > 1 and NOUN_OF.get(words[1]) == words[0] else ()
+
+
+def hint(words: list[str]) -> str | None:
+    """What to write instead, for a line that begins with a command without its noun."""
+    noun = NOUN_OF.get(words[0]) if words else None
+    if noun is None:
+        return None
+    return f"`hocket {words[0]}` is `hocket {noun} {words[0]}` now; the short name will go in version 0.2"
 
 
 def app_of(command: str) -> App:

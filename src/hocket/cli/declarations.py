@@ -6,6 +6,7 @@ read as typer does it, or not at all: typer reads everything else, and explains 
 the two.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from importlib import import_module
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import typer
 
 
+# Set by a shell that asks for completions.
+COMPLETION = "_HOCKET_COMPLETE"
 # The default of a parameter that has none.
 REQUIRED: Any = object()
 
@@ -135,11 +138,11 @@ class App:
     def has_groups(self) -> bool:
         return bool(self._groups)
 
-    def typer(self) -> "typer.Typer":
+    def typer(self, **attributes: Any) -> "typer.Typer":
         """Builds the typer application of these commands and groups."""
         import typer
 
-        made = typer.Typer(add_completion=False, **TYPER_OPTIONS)
+        made = typer.Typer(add_completion=False, **TYPER_OPTIONS, **attributes)
         if self.group is not None:
             made.callback(**self.group.attributes)(for_typer(self.group.function))
         for each in self.commands:
@@ -226,7 +229,12 @@ def _typer_type(annotation: Any) -> Any:
     if get_origin(annotation) is not Annotated or not isinstance(declared := annotation.__metadata__[0], Parameter):
         return annotation
     kind = typer.Option if isinstance(declared, Option) else typer.Argument
-    return Annotated[annotation.__origin__, kind(*declared.names, **declared.attributes)]
+    attributes = dict(declared.attributes)
+    if COMPLETION in os.environ and "metavar" in attributes:
+        from hocket.cli.typer_program.completion import offers
+
+        attributes["autocompletion"] = offers(attributes["metavar"])
+    return Annotated[annotation.__origin__, kind(*declared.names, **attributes)]
 
 
 # Attributes that change neither what a plain line may be nor what it means, and those that are honoured here.

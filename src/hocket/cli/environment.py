@@ -42,7 +42,9 @@ def _node(value: str) -> None:
 
 def _scope(value: str) -> None:
     if not value.startswith("did:key:"):
-        raise Usage(f"bad {variables.MESH_SCOPE_ID} {value!r}: write the did:key of the user, as `hocket whoami` does")
+        raise Usage(
+            f"bad {variables.MESH_SCOPE_ID} {value!r}: write the did:key of the user, as `hocket node whoami` does"
+        )
 
 
 def _control_address(value: str) -> None:

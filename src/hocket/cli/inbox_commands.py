@@ -1,4 +1,4 @@
-"""`hocket send`, `ask`, `question`, `reply`, `inbox`, `ack` and `nack`: messages between agents."""
+"""`hocket mail send`, `ask`, `question`, `reply`, `inbox`, `ack` and `nack`: messages between agents."""
 
 import os
 import sys
@@ -35,9 +35,9 @@ def send(
     in the order in which they were sent.
 
     \b
-      hocket send editor 'please review src/lib.rs' --type review
-      hocket send editor@gpu-box @notes.md --attach diff.patch --ttl 1d
-      hocket send writer done --reply-to 01JC8M…
+      hocket mail send editor 'please review src/lib.rs' --type review
+      hocket mail send editor@gpu-box @notes.md --attach diff.patch --ttl 1d
+      hocket mail send writer done --reply-to 01JC8M…
     """
 
     data, attachments = _body(body), [(path.name, path) for path in attach or ()]
@@ -65,7 +65,7 @@ def ask(
     """Send a message, wait for the reply to it, and print that. If none comes in time, the exit code is 5.
 
     \b
-      hocket ask editor 'may I merge?' --wait 2m
+      hocket mail ask editor 'may I merge?' --wait 2m
     """
 
     with open_service() as service:
@@ -82,10 +82,10 @@ def question(
     """Ask who submitted the job whose command this runs in, and print the answer. Without one in time, the exit code is
     5. A command that runs again, because its worker died, gets the old answer.
 
-    $HOCKET_JOB, which every command has, names the job. `hocket answer` answers.
+    $HOCKET_JOB, which every command has, names the job. `hocket job answer` answers.
 
     \b
-      hocket question 'Publish version 7?' --wait 1d
+      hocket job question 'Publish version 7?' --wait 1d
     """
     job, fence = os.environ.get("HOCKET_JOB", ""), os.environ.get("HOCKET_FENCE", "")
     if not job or not fence.isdecimal():
@@ -109,8 +109,8 @@ def reply(
     """Answer the sender of a message that you hold, and acknowledge the message.
 
     \b
-      hocket inbox --agent editor --claim 1
-      hocket reply 01JC8M… yes --agent editor
+      hocket mail inbox --agent editor --claim 1
+      hocket mail reply 01JC8M… yes --agent editor
     """
     from hocket.families.inbox.requests import default_agent
 
@@ -133,13 +133,13 @@ def inbox(
     limit: Annotated[int, Option("--limit", "N", "How many to list.")] = 50,
 ) -> None:
     """List the messages that wait for an agent, or claim some. A claimed message is yours until its lease ends:
-    acknowledge it with `hocket ack`, or return it with `hocket nack`. If you do neither, it is delivered again; after
-    five tries it is dead.
+    acknowledge it with `hocket mail ack`, or return it with `hocket mail nack`. If you do neither, it is delivered
+    again; after five tries it is dead.
 
     \b
-      hocket inbox --agent editor
-      hocket inbox --agent editor --claim 5 --lease 2m --json
-      hocket inbox --agent editor --claim 1 --follow
+      hocket mail inbox --agent editor
+      hocket mail inbox --agent editor --claim 5 --lease 2m --json
+      hocket mail inbox --agent editor --claim 1 --follow
     """
     from hocket.families.inbox.requests import default_agent
 
@@ -165,7 +165,7 @@ def ack(id: MessageId, agent: Agent = None) -> None:
     while the lease lasts; for anybody else the exit code is 3.
 
     \b
-      hocket ack 01JC8M… --agent editor
+      hocket mail ack 01JC8M… --agent editor
     """
 
     with open_service() as service:
@@ -184,7 +184,7 @@ def nack(
     """Return a message that you hold, so that it is delivered again. After its last try it is dead.
 
     \b
-      hocket nack 01JC8M… --agent editor --delay 5m
+      hocket mail nack 01JC8M… --agent editor --delay 5m
     """
     delay_ms = milliseconds(delay, "--delay")
     with open_service() as service:

@@ -1,5 +1,6 @@
-"""`hocket invite` invites another machine into the mesh: it prints one token, and a person carries it to that machine.
-There `hocket join` makes the machine a node of the mesh. `hocket page` lets a browser enter the page of this node.
+"""`hocket mesh invite` invites another machine into the mesh: it prints one token, and a person carries it to that
+machine. There `hocket mesh join` makes the machine a node of the mesh. `hocket page` lets a browser enter the page of
+this node.
 """
 
 import os
@@ -45,7 +46,7 @@ def invite(
     ] = False,
     valid: Annotated[str, Option("--valid", "DURATION", "How long the invitation stays valid.")] = "1h",
     address: Annotated[
-        list[str] | None, Option("--address", "URL", "This node's address; default: that of `hocket serve`.")
+        list[str] | None, Option("--address", "URL", "This node's address; default: that of `hocket mesh serve`.")
     ] = None,
     list_them: Annotated[bool, Option("--list", help="List the invitations.")] = False,
     cancel: Annotated[str | None, Option("--cancel", "NAME", "Cancel an invitation.")] = None,
@@ -69,21 +70,21 @@ def invite(
     decides about claims as this node does. The token does not contain the store's address.
 
     --quota limits how much the node stores on every other node's log: a number with /s is a rate, a number without it
-    is a total. An unnamed limit takes the mesh's default (`hocket rules show`), which is small for a read-only node. A
-    node that invites others shares its quota with them.
+    is a total. An unnamed limit takes the mesh's default (`hocket mesh rules show`), which is small for a read-only
+    node. A node that invites others shares its quota with them.
 
     \b
-      hocket invite gpu-box --worker acme.render. --expires 30d
-      hocket invite phone --may job:schedule --address http://192.168.1.7:7315
-      hocket invite second --share --may all
-      hocket invite --list
+      hocket mesh invite gpu-box --worker acme.render. --expires 30d
+      hocket mesh invite phone --may job:schedule --address http://192.168.1.7:7315
+      hocket mesh invite second --share --may all
+      hocket mesh invite --list
     """
     if list_them:
         _list()
     elif cancel is not None:
         _cancel(cancel)
     elif name is None:
-        raise Usage("name the new node, like `hocket invite gpu-box --worker acme.`")
+        raise Usage("name the new node, like `hocket mesh invite gpu-box --worker acme.`")
     else:
         with open_service() as service:
             if share and sanitize:
@@ -143,7 +144,7 @@ def _invite(
     if rules and is_strict:
         notice("this is a strict mesh: ops that would need sanitising are not sent to this node at all")
     if not peers.is_served(service):
-        notice("no server runs in this home: the other machine cannot join until `hocket serve` runs here")
+        notice("no server runs in this home: the other machine cannot join until `hocket mesh serve` runs here")
     say(made.token)
     if on_terminal() and not settings.as_json:
         _draw(made.token)
@@ -168,7 +169,7 @@ def _invite(
     if any(each.startswith(grants.worker) for each in served) and not _reads_all_artifacts(capabilities):
         say("it cannot read command inputs, because they belong to no job; grant artifact:read if it must", "warn")
     store = " --store ADDRESS" if grants.share else ""
-    say(f"on the other machine: hocket --home DIR join TOKEN{store}", "dim")
+    say(f"on the other machine: hocket --home DIR mesh join TOKEN{store}", "dim")
 
 
 def _stay(lifetime: float | None, ends_ms: int | None) -> str:
@@ -229,7 +230,7 @@ def join(
         str | None,
         Argument(
             "[TOKEN]",
-            "What `hocket invite` printed; - reads it from stdin. Default: $HOCKET_MESH_TOKEN.",
+            "What `hocket mesh invite` printed; - reads it from stdin. Default: $HOCKET_MESH_TOKEN.",
             show_default=False,
         ),
     ] = None,
@@ -249,12 +250,12 @@ def join(
     Repeat an interrupted join with the same token. In the home of an invited node, another invitation of the same name
     adds its grants.
 
-    A token of `hocket invite --share` also needs the address of the inviting node's store: the new node shares it.
+    A token of `hocket mesh invite --share` also needs the address of the inviting node's store: the new node shares it.
 
     \b
-      hocket join hocket-1-… --home /srv/gpu
-      ssh gpu-box hocket join - < token
-      hocket join hocket-store-1-… --store postgresql://hocket@db.example/hocket
+      hocket mesh join hocket-1-… --home /srv/gpu
+      ssh gpu-box hocket mesh join - < token
+      hocket mesh join hocket-store-1-… --store postgresql://hocket@db.example/hocket
     """
     from hocket.api import Service, nodes, peers
     from hocket.mesh import enrolment
@@ -266,7 +267,7 @@ def join(
         raise Usage(f"joining needs other nodes, and {MESH_ENABLED} is off")
     token = token or given(MESH_TOKEN)
     if token is None:
-        raise Usage(f"give the token that `hocket invite` printed, or set {MESH_TOKEN}")
+        raise Usage(f"give the token that `hocket mesh invite` printed, or set {MESH_TOKEN}")
     trust = Trust(None if ca is None else str(ca.absolute()), check_pin(pin))
     text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
     if trust != Trust() and not any(map(_has_certificate, enrolment.parse(text).addresses)):
@@ -341,7 +342,7 @@ def page(
 
     Prints an address that one browser can use once, within ten minutes. The browser then has a token, which
     `hocket token list` shows and `hocket token revoke` ends at once. Everything that is done on the page is signed by
-    this node, for the agent. `hocket serve` must run.
+    this node, for the agent. `hocket mesh serve` must run.
 
     \b
       hocket page

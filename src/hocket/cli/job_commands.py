@@ -344,9 +344,9 @@ def postpone(
     of a job that failed. Give one of --not-before, --for and --now.
 
     \b
-      hocket postpone 01J9ZC --for 10m
-      hocket postpone --kind acme. --not-before 2030-01-31T09:00:00Z
-      hocket postpone --error "out of memory" --state delayed --now
+      hocket job postpone 01J9ZC --for 10m
+      hocket job postpone --kind acme. --not-before 2030-01-31T09:00:00Z
+      hocket job postpone --error "out of memory" --state delayed --now
     """
     from hocket.families.jobs.bulk import postponing
     from hocket.families.jobs.postponing import start_time

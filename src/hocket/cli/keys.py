@@ -234,7 +234,7 @@ def reissue(
     emit(made)
     say(f"this node, {made.node}, is the owner's, by delegation {made.delegation}")
     if not any(each.node == current and each.standing in ("active", "pending") for each in after):
-        say("the mesh has no coordinator in force; designate one with `hocket coordinator NODE`", "warn")
+        say("the mesh has no coordinator in force; designate one with `hocket mesh coordinator NODE`", "warn")
 
 
 def _home() -> "Home":
@@ -282,7 +282,7 @@ def init(
     care of that.
 
     In a mesh with --ranked-open, a job of claim "rendezvous" or "sticky" is open unless its submitter or its kind says
-    otherwise (--no-open). Like every rule of the mesh, `join` hands it on, and `hocket rules set` changes it.
+    otherwise (--no-open). Like every rule of the mesh, `join` hands it on, and `hocket mesh rules set` changes it.
 
     \b
       hocket init

@@ -145,7 +145,7 @@ async def _run(keys: Sequence[str], command: Sequence[str], agent: str, options:
                     await asyncio.wait((lost, ended), return_when=asyncio.FIRST_COMPLETED)
                     lost.cancel()
                     if not ended.done():
-                        leash.stop()
+                        await _stop(process, leash)
                         await ended
                         raise LockLost(f"{', '.join(held.keys)}: the lock was lost, so the command was stopped")
     finally:
@@ -177,10 +177,21 @@ async def _start(command: Sequence[str], environment: dict[str, str], leash: Lea
     """On a terminal the command stays in the foreground group, so that it can read and gets Ctrl-C."""
     import asyncio
 
+    from hocket.system import has_process_control
     from hocket.work.child_processes.bare_interpreter import bare_interpreter
     from hocket.work.child_processes.bound_command import OWN, SHARED
 
     is_on_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if not has_process_control():
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                env=environment,
+                pass_fds=() if lock is None else (lock,),
+                process_group=None if is_on_terminal else 0,
+            )
+        except OSError as error:
+            raise Usage(f"cannot run {command[0]}: {error.strerror}") from None
     reading, report = os.pipe()
     passed = (leash.far_end, report, *(() if lock is None else (lock,)))
     settings = (str(leash.far_end), str(report), SHARED if is_on_terminal else OWN, str(GRACE_S))
@@ -199,3 +210,22 @@ async def _start(command: Sequence[str], environment: dict[str, str], leash: Lea
         await process.wait()
         raise Usage(f"cannot run {command[0]}: {os.strerror(int(failure))}")
     return process
+
+
+async def _stop(process: "Process", leash: Leash) -> None:
+    """Ends the command and everything below it. Where the system cannot bind processes, it ends those in its group."""
+    import asyncio
+    import signal
+    from contextlib import suppress
+
+    from hocket.system import has_process_control
+
+    if has_process_control():
+        leash.stop()
+        return
+    has_own_group = os.getpgid(process.pid) == process.pid
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            (os.killpg if has_own_group else os.kill)(process.pid, number)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_S)

@@ -1,6 +1,6 @@
-"""`hocket log` shows, follows, verifies, rebuilds, exports, imports and archives the ops of the log. `hocket derive`
-runs the derivation passes of Python modules over them now, or repeats the passes that there were and compares the
-results.
+"""`hocket log` shows, follows, verifies, rebuilds, exports, imports and archives the ops of the log. `hocket log
+derive` runs the derivation passes of Python modules over them now, or repeats the passes that there were and compares
+the results.
 """
 
 import asyncio
@@ -360,8 +360,8 @@ def derive(
           known[op.payload.source_type] += 1
 
     \b
-      hocket derive graph.py
-      hocket derive graph.py --check        (on any node of the mesh)
+      hocket log derive graph.py
+      hocket log derive graph.py --check        (on any node of the mesh)
     """
     from hocket.api import Service
     from hocket.api.ops import PassVerdict, passes
@@ -390,7 +390,7 @@ async def _run(runtime: "Runtime", wanted: "list[Derivation]") -> None:
     node, handlers = Node(runtime), Handlers([REGISTRY[each.kind] for each in wanted])
     try:
         if not await node.run(is_coordinator):
-            raise NotAuthorised("only the coordinator derives; `hocket coordinator` says which node that is")
+            raise NotAuthorised("only the coordinator derives; `hocket mesh coordinator` says which node that is")
         watch = DerivationWatch(node, handlers)
         while await watch.look():
             worker = await node.work(handlers, until_idle=True, concurrency=1)

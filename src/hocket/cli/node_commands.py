@@ -53,9 +53,9 @@ def nodes(
     one that has missed 3, 5, 7 or 9 heartbeats is graded warn, alert, critical or dead.
 
     \b
-      hocket nodes
-      hocket nodes --json | jq '.[] | select(.standing == "active") | .name'
-      hocket nodes --live --stale 1m
+      hocket mesh nodes
+      hocket mesh nodes --json | jq '.[] | select(.standing == "active") | .name'
+      hocket mesh nodes --live --stale 1m
     """
     if live or stale is not None:
         perform(operations.live, _stale_ms(stale))
@@ -79,9 +79,9 @@ def agents(context: CommandContext, stale: StaleOption = None) -> None:
     say what it does is graded warn, alert, critical or dead.
 
     \b
-      hocket agents
-      hocket agents --stale 5m --json | jq '.[] | .name'
-      hocket agents beat editor --doing "reviews src/lib.rs"
+      hocket mesh agents
+      hocket mesh agents --stale 5m --json | jq '.[] | .name'
+      hocket mesh agents beat editor --doing "reviews src/lib.rs"
     """
     if context.invoked_subcommand is None:
         perform(agent_operations.listing, _stale_ms(stale))
@@ -99,8 +99,8 @@ def may(
     code 0); if no, exit code 4.
 
     \b
-      hocket may gpu-box claim acme.render.frame
-      hocket may phone artifact:write
+      hocket node may gpu-box claim acme.render.frame
+      hocket node may phone artifact:write
     """
     if not perform(rights.may, node, action, kind).may:
         sys.exit(_NO)
@@ -122,8 +122,8 @@ def revoke(
     such as the owner's second node, is revoked with that key, from a home that has it.
 
     \b
-      hocket revoke gpu-box
-      hocket revoke 3f9a01 --yes
+      hocket node revoke gpu-box
+      hocket node revoke 3f9a01 --yes
     """
     with open_service() as service:
         planned = rights.revocable(service, node)
@@ -142,7 +142,10 @@ def revoke(
             "warn",
         )
     if "coordinator" in done.roles:
-        say("it was the coordinator, so no node decides claims now; `hocket coordinator` designates another", "warn")
+        say(
+            "it was the coordinator, so no node decides claims now; `hocket mesh coordinator` designates another",
+            "warn",
+        )
     say("its ops no longer count, including jobs that it submitted; what the coordinator accepted from it stands")
     say("other nodes learn of this at their next sync", "dim")
 
@@ -151,7 +154,8 @@ def _explain(planned: "Revoking") -> None:
     say(f"{planned.called} ({planned.node}) loses {counted(planned.delegations, 'delegation')}")
     if "sharer" in planned.roles:
         say(
-            "it shares the coordinator's store: jobs that it completed will run again; `hocket drain` retires a node",
+            "it shares the coordinator's store: jobs that it completed will run again; `hocket node drain` retires a"
+            " node",
             "warn",
         )
     for each in planned.cascade:
@@ -171,15 +175,17 @@ def route(
     A prefix with its dot routes every kind below it that has no route of its own.
 
     \b
-      hocket route acme.render gpu-box
-      hocket route acme. gpu-box
-      hocket route acme.render --clear
-      hocket route --list
+      hocket mesh route acme.render gpu-box
+      hocket mesh route acme. gpu-box
+      hocket mesh route acme.render --clear
+      hocket mesh route --list
     """
     if list_them:
         perform(rights.routes)
     elif kind is None or (node is None) == (not clear):
-        raise Usage("give a kind and a node, like `hocket route acme.render gpu-box`, a kind and --clear, or --list")
+        raise Usage(
+            "give a kind and a node, like `hocket mesh route acme.render gpu-box`, a kind and --clear, or --list"
+        )
     else:
         perform(rights.route, kind, node)
 
@@ -192,11 +198,11 @@ def coordinator(
     failover when a coordinator falls silent.
 
     \b
-      hocket coordinator --show
-      hocket coordinator rack-1
+      hocket mesh coordinator --show
+      hocket mesh coordinator rack-1
     """
     if (node is None) == (not show):
-        raise Usage("name a node, like `hocket coordinator rack-1`, or give --show")
+        raise Usage("name a node, like `hocket mesh coordinator rack-1`, or give --show")
     if node is None:
         perform(rights.coordinator)
     else:
@@ -212,8 +218,8 @@ def sync(
     or refuses this node, 5 if none could be reached.
 
     \b
-      hocket sync
-      hocket sync --peer http://192.168.1.7:7315
+      hocket mesh sync
+      hocket mesh sync --peer http://192.168.1.7:7315
     """
     from hocket.api import peers
     from hocket.mesh.peers import PAUSED, REFUSED, UNREACHABLE
@@ -231,4 +237,4 @@ def sync(
     if all(each.state == UNREACHABLE for each in done):
         raise Unreachable(f"no peer could be reached: {done[0].detail}")
     if stopped:
-        raise Failed(f"{len(stopped)} of {len(done)} peers did not sync; see `hocket peers list`")
+        raise Failed(f"{len(stopped)} of {len(done)} peers did not sync; see `hocket mesh peers list`")

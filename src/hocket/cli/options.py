@@ -57,7 +57,7 @@ _JOB: tuple[tuple[str, Any, str | None, str], ...] = (
     ("hard_end", str, "bar+N", "End it on the Nth downbeat after its submit."),
     ("charge_to", str, "ACCOUNT", "The account that pays for it."),
     ("budget_file", str, "FILE", "Its caps, as a YAML block `budget:`; the options above go first."),
-    ("score_file", str, "FILE", "Its beats: phases, waits, tries. See `hocket score check`."),
+    ("score_file", str, "FILE", "Its beats: phases, waits, tries. See `hocket tempo score check`."),
 )
 _FLAGS = {"open": "--open/--no-open", "budget_file": "--budget", "score_file": "--score", "tags": "--tag"}
 JOB: dict[str, Any] = {

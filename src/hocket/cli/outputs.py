@@ -1,6 +1,7 @@
-"""What jobs leave. `hocket artifacts` lists, reads, stores, evicts and deletes artifacts. `hocket why` traces an output
-back to its model, prompt, context and evidence. `hocket logs` shows what a command or a handler printed, and what a
-handler logged, here or on another node; on a terminal, control characters are escaped: the job may be another node's.
+"""What jobs leave. `hocket artifacts` lists, reads, stores, evicts and deletes artifacts. `hocket artifacts why` traces
+an output back to its model, prompt, context and evidence. `hocket logs` shows what a command or a handler printed, and
+what a handler logged, here or on another node; on a terminal, control characters are escaped: the job may be another
+node's.
 """
 
 import sys
@@ -112,8 +113,8 @@ def why(
     evicted parts are listed. For a pending job, also the labels that its worker must have.
 
     \b
-      hocket why 01J9ZC
-      hocket why 01J9ZC --full --json | jq '.snapshots[0].prompt.text'
+      hocket artifacts why 01J9ZC
+      hocket artifacts why 01J9ZC --full --json | jq '.snapshots[0].prompt.text'
     """
     from hocket.api import artifacts
 

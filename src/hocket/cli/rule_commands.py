@@ -1,4 +1,4 @@
-"""`hocket rules`: the mesh rules of this node. Nodes sync only if their rules are the same."""
+"""`hocket mesh rules`: the mesh rules of this node. Nodes sync only if their rules are the same."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +23,8 @@ def rules_group() -> None:
     differs.
 
     \b
-      hocket rules show
-      hocket rules set --skew 2m
+      hocket mesh rules show
+      hocket mesh rules set --skew 2m
     """
 
 
@@ -33,7 +33,7 @@ def show() -> None:
     """Show the rules and their hash.
 
     \b
-      hocket rules show
+      hocket mesh rules show
     """
     with open_service() as service:
         rules = service.runtime.log.rules
@@ -79,12 +79,12 @@ def set_rules(
     until then this node does not sync with it. Restart running servers and workers to apply the change.
 
     \b
-      hocket rules set --skew 2m
-      hocket rules set --derivation-op CreateEntity --derivation-op MergeEntities
-      hocket rules set --derivation-kind acme.derive.
-      hocket rules set --writer-quota ops=500/s,bytes=1G
-      hocket rules set --ranked-open
-      hocket rules set --bundles
+      hocket mesh rules set --skew 2m
+      hocket mesh rules set --derivation-op CreateEntity --derivation-op MergeEntities
+      hocket mesh rules set --derivation-kind acme.derive.
+      hocket mesh rules set --writer-quota ops=500/s,bytes=1G
+      hocket mesh rules set --ranked-open
+      hocket mesh rules set --bundles
     """
     from msgspec.structs import replace
 

@@ -1,5 +1,5 @@
-"""`hocket serve`: runs the server that other nodes connect to, and syncs with this node's peers, until a signal stops
-it. `hocket mcp`: serves one agent over stdin and stdout.
+"""`hocket mesh serve`: runs the server that other nodes connect to, and syncs with this node's peers, until a signal
+stops it. `hocket mcp`: serves one agent over stdin and stdout.
 """
 
 import asyncio
@@ -80,7 +80,9 @@ def serve(
         list[str] | None,
         Option("--a2a", "KIND", "Serve the Agent2Agent protocol, with jobs of this kind as a skill; may be repeated."),
     ] = None,
-    pulse: Annotated[bool, Option("--pulse", help="Also send the beats of a cluster, as `hocket pulse` does.")] = False,
+    pulse: Annotated[
+        bool, Option("--pulse", help="Also send the beats of a cluster, as `hocket tempo pulse` does.")
+    ] = False,
     policy: PolicyOption = None,
     bus: BusOption = None,
     verbose: VerboseOption = 0,
@@ -96,14 +98,14 @@ def serve(
     the server. It does not start while $HOCKET_MESH_ENABLED is 0.
 
     \b
-      hocket serve
-      hocket serve --host 0.0.0.0 --announce
-      hocket serve --openai acme.chat
-      hocket serve --pulse
-      hocket serve --mcp
-      hocket serve --a2a acme.review --a2a acme.translate
-      hocket serve --base-path /hocket --trust-proxy 10.0.0.0/8
-      hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
+      hocket mesh serve
+      hocket mesh serve --host 0.0.0.0 --announce
+      hocket mesh serve --openai acme.chat
+      hocket mesh serve --pulse
+      hocket mesh serve --mcp
+      hocket mesh serve --a2a acme.review --a2a acme.translate
+      hocket mesh serve --base-path /hocket --trust-proxy 10.0.0.0/8
+      hocket mesh serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
     from hocket.families.jobs.requests import check_kind
     from hocket.mesh.peers import check_address
@@ -225,7 +227,7 @@ def _mcp_site(node: "Node", api: "Api") -> "McpSite":
     try:
         from hocket.mcp.site import McpSite
     except ImportError as error:
-        raise Usage(f"`hocket serve --mcp` needs {error.name}; install hocket[mcp]") from None
+        raise Usage(f"`hocket mesh serve --mcp` needs {error.name}; install hocket[mcp]") from None
     return McpSite(node, api)
 
 

@@ -1,4 +1,4 @@
-"""`hocket store`: the database behind a node. `hocket doctor` checks a home and what it depends on."""
+"""`hocket store`: the database behind a node. `hocket node doctor` checks a home and what it depends on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,8 +126,8 @@ def doctor() -> None:
     """Check this node for problems and suggest fixes. Exit code 1 if a check fails.
 
     \b
-      hocket doctor
-      hocket --home /srv/render doctor --json
+      hocket node doctor
+      hocket --home /srv/render node doctor --json
     """
     from hocket.api.checks import examine
     from hocket.node.home import Home, default_home

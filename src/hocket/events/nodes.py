@@ -105,7 +105,7 @@ class NodeOverQuota(Event):
             )
         return (
             f"node {self.node} is over its quota: this node refuses {self.ops} of its ops for now;"
-            " `hocket nodes` shows its quota"
+            " `hocket mesh nodes` shows its quota"
         )
 
 

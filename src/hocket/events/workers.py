@@ -38,9 +38,9 @@ class AvailabilityChanged(Event):
     def __str__(self) -> str:
         match self.availability:
             case "draining":
-                return "this node is draining: running jobs finish, and it takes no new ones until `hocket resume`"
+                return "this node is draining: running jobs finish, and it takes no new ones until `hocket node resume`"
             case "quarantined":
-                return "this node is quarantined: it returns its jobs, and takes no new ones until `hocket resume`"
+                return "this node is quarantined: it returns its jobs, and takes no new ones until `hocket node resume`"
         return "this node takes new jobs again"
 
 

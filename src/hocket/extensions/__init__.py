@@ -21,6 +21,7 @@ register(
                 worker="extensions.command.job:command_runner",
                 server="extensions.command.run_command:local_server",
                 refusal="extensions.command.allowance:refusal",
+                commands=True,
             ),
         ),
         tasks={"handing over secrets": "extensions.command.secrets:handing_over"},
@@ -61,6 +62,7 @@ register(
         file="tempo.yaml",
         runtime="extensions.tempo.policy_file:keep_time",
         worker="extensions.tempo.node_tempo:in_tempo",
+        noun=("tempo", "Keep a beat: send and show it, scores, promises, windows, and the mesh by the beat."),
         commands={
             "beat": (
                 "extensions.tempo.beat_commands:beat_app",

@@ -33,7 +33,7 @@ from hocket.kernel.mesh_rules import Bounds
 from hocket.kernel.ucan import NO_QUOTA, Delegation, Quota, filled, strictest, widest
 from hocket.kernel.vocabulary import ACCEPTED, JUDGED, READING, Payload
 
-_ROOT_REVOCATION = b"hocket revoke root\0"
+_ROOT_REVOCATION = b"hocket node revoke root\0"
 _OWNERS_OPS = frozenset({v.DesignateCoordinator, v.RouteKind})
 _AUDITED = (
     *(("Job", "Claim"), ("Job", "Complete"), ("Claim", "Write")),

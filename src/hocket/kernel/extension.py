@@ -20,7 +20,8 @@ class ExtensionKind:
     """A kind whose jobs print to stdout and stderr; `printed` gives what the log has of a stream. If workers serve the
     kind without a handler of the program's, `worker` makes the `WorkerPart` that does, and `server` the server that
     `hocket work` runs beside it; `refusal` says why workers do not run a job of another node. The runs of a kind that
-    `counts_fences` have fences of their own, and not those of the log.
+    `counts_fences` have fences of their own, and not those of the log. Workers that serve a kind of `commands` need a
+    system that can bind processes.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class ExtensionKind:
         server: str = "",
         refusal: str = "",
         counts_fences: bool = False,
+        commands: bool = False,
     ) -> None:
         self.kind, self.printed, self.worker, self.server = kind, printed, worker, server
-        self.refusal, self.counts_fences = refusal, counts_fences
+        self.refusal, self.counts_fences, self.commands = refusal, counts_fences, commands
 
 
 class Extension:
@@ -43,13 +45,14 @@ class Extension:
     `operations` are modules whose operations get routes, and methods of `hocket.admin`, under their names. `views` are
     places of views of the page.
 
-    `commands` have for each a sentence of help besides, and `shortcuts` may run a command before the program is loaded.
+    `commands` have for each a sentence of help besides, and stand under the `noun`, if there is one, which has such a
+    sentence, too. `shortcuts` may run a command before the program is loaded.
     `members` are those of a job's policy: a place gives the value from what people write (the value itself, plain data,
     or the bytes of a file), and raises ValueError. `submits` are called with a runtime and drafts before jobs with such
     a member are submitted. `tasks` run beside every process that keeps a node up. `watches` run beside a server, for
     each value of its option of that name: a place gives a context manager of a node, the value and `emit`. `checks` are
-    for `hocket doctor`, and `proof` finds the proof of a job. `counts` are called with the counts of a process and each
-    event of such a type.
+    for `hocket node doctor`, and `proof` finds the proof of a job. `counts` are called with the counts of a process and
+    each event of such a type.
 
     `pacers` make the pacers of the runs of jobs with such a member. `context` and `node` have what methods of a
     handler's context and of a node call. A `file` in the home, a `variable` or a setting of a worker with the
@@ -63,6 +66,7 @@ class Extension:
         name: str,
         *,
         commands: Mapping[str, tuple[str, str]] = _NONE,
+        noun: tuple[str, str] | None = None,
         operations: Sequence[str] = (),
         views: Sequence[str] = (),
         shortcuts: Places = _NONE,
@@ -83,7 +87,7 @@ class Extension:
         worker: str = "",
         request_proofs: Places = _NONE,
     ) -> None:
-        self.name, self.commands, self.shortcuts = name, commands, shortcuts
+        self.name, self.commands, self.noun, self.shortcuts = name, commands, noun, shortcuts
         self.operations, self.views = operations, views
         self.members, self.submits, self.kinds = members, submits, kinds
         self.tasks, self.watches, self.checks, self.counts, self.proof = tasks, watches, checks, counts, proof

@@ -25,7 +25,7 @@ READERS_DEFAULT = Quota(ops_per_s=20, bytes_per_s=64 * 1024, ops=20_000, bytes=3
 # More than a busy worker writes.
 WRITERS_DEFAULT = Quota(ops_per_s=2_000, bytes_per_s=8 * 1024**2, ops=100_000_000, bytes=64 * 1024**3)
 IDLE_OPS_DEFAULT = 2_000
-# Ops that only the coordinator writes in ordinary work. A mesh that derives more adds them with `hocket rules set`.
+# Ops that only the coordinator writes in ordinary work. A mesh that derives more adds them by `hocket mesh rules set`.
 DERIVATION_OPS = ("CascadeTombstone",)
 DERIVATION_KINDS = ("likewise.derive.",)
 

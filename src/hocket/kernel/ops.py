@@ -78,7 +78,7 @@ _FORESEEN = by_payload(lambda each: each.foreseen)
 _OP_CONTEXT = b"hocket op\0"
 # No pin ends like this. Programs that know no deadlines take one for a pin, which has no meaning in a request.
 _DEADLINE_END = b"\xff\xff\xff\xff" + digest(b"hocket deadline\0", 5)
-_BEAT_END = b"\xff\xff" + digest(b"hocket beat\0", 5)
+_BEAT_END = b"\xff\xff" + digest(b"hocket tempo beat\0", 5)
 
 
 class Op(msgspec.Struct, frozen=True):

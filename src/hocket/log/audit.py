@@ -7,7 +7,7 @@ Compares the derived rows of a store that nodes share with the ops that they com
 row is the one that it must stand before it is used.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
@@ -255,7 +255,11 @@ def author_keys(session: Session, user: str) -> dict[int, bytes]:
             payload = decode(row.body).payload
             if isinstance(payload, DelegateUcan):
                 delegations.append(read_ucan(payload.ucan_bytes))
-    authority = Authority(user, delegations, ())
+    return trusted_keys(Authority(user, delegations, ()), delegations)
+
+
+def trusted_keys(authority: Authority, delegations: Iterable[Delegation]) -> dict[int, bytes]:
+    """The keys of the nodes whose delegations lead back to the user."""
     keys: dict[int, bytes] = {}
     for each in delegations:
         if authority.fault(each) is None:

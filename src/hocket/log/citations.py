@@ -13,7 +13,7 @@ without naming the record of that call. The record must be a real one: on the lo
 the output's job, and made by the output's author or by the node that completed that job.
 
 The verdict depends on ops alone, never on blobs, so that every node reaches the same one. A record that is too large
-for its op is therefore judged by what the op says; `hocket why` reads the blob and reports what does not fit.
+for its op is therefore judged by what the op says; `hocket artifacts why` reads the blob and reports what does not fit.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -10,7 +10,7 @@ from hocket.kernel.postcard import Malformed, write_varint
 from hocket.kernel.signing import OpSigner, is_mark
 from hocket.kernel.vocabulary import Sanitised
 from hocket.log import Log
-from hocket.log.audit import author_keys
+from hocket.log.audit import trusted_keys
 from hocket.store import OpRow, Session
 
 
@@ -28,7 +28,8 @@ class SignatureState(StrEnum):
 
 def signature_states(log: Log, session: Session, rows: Sequence[OpRow]) -> dict[int, SignatureState]:
     """How each of these ops is signed, by its number. A bundle is checked once for all its ops."""
-    keys = author_keys(session, log.user)
+    permissions = log.permissions(session)
+    keys = trusted_keys(permissions.authority, permissions.delegations)
     found: dict[bytes, SignatureState] = {}
     for row in rows:
         entry = _entry(row)

@@ -349,7 +349,7 @@ class OutboxBound:
             whom = "other nodes" if coordinator is None else f"the coordinator {node_text(coordinator)}"
             raise OutboxFull(
                 f"{ops:,} ops wait here for {whom}, and at most {OUTBOX_OPS_MAX:,} may; nothing was written. Bring back"
-                " the connection, or designate another coordinator with `hocket coordinator NODE`"
+                " the connection, or designate another coordinator with `hocket mesh coordinator NODE`"
             )
         self._room_until = seq + room - 1
 

@@ -1,5 +1,5 @@
-"""The MCP server over HTTP: `/mcp` of `hocket serve`. The agent is that of the token, and what it holds ends with its
-leases. A request stands for itself, in both revisions of the protocol: no session is kept.
+"""The MCP server over HTTP: `/mcp` of `hocket mesh serve`. The agent is that of the token, and what it holds ends with
+its leases. A request stands for itself, in both revisions of the protocol: no session is kept.
 """
 
 import asyncio

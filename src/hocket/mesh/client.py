@@ -386,7 +386,7 @@ def paused(ours: str, theirs: str | None, is_certain: bool) -> str:
     there = "not said" if theirs is None else f"blake3:{theirs[:64]}"
     return (
         f"the mesh rules here are blake3:{ours}, those there {there}; give both nodes the same rules,"
-        f" then `hocket peers resume` the peer{'' if is_certain else _UNCERTAIN}"
+        f" then `hocket mesh peers resume` the peer{'' if is_certain else _UNCERTAIN}"
     )
 
 

@@ -103,7 +103,7 @@ def invite(
         open_ones = [each for each in tx.session.invitations() if is_open(each, tx.now)]
         for each in open_ones:
             if each.name == name:
-                raise Conflict(f"{name} is already invited; `hocket invite --cancel {name}` cancels that")
+                raise Conflict(f"{name} is already invited; `hocket mesh invite --cancel {name}` cancels that")
             if likeness(each.name) == likeness(name):
                 raise Conflict(f"{each.name} is already invited, and {name} looks like it; choose another name")
         if len(open_ones) >= INVITATIONS_MAX:
@@ -142,7 +142,7 @@ def cancel(log: Log, name: str) -> None:
             if each.name == name and is_open(each, tx.now):
                 tx.session.put_invitation(each._replace(expires=_CANCELLED))
                 return each
-        raise Usage(f"no open invitation for {name!r}; `hocket invite --list` shows them")
+        raise Usage(f"no open invitation for {name!r}; `hocket mesh invite --list` shows them")
 
     _end(log, log.run(request))
 
@@ -419,7 +419,7 @@ def ask(ticket: Ticket, node: SigningKey, send: Send, wall: Wall) -> Welcomed:
         silent.append(f"{address} answered with status {reply.status}")
     late = ticket.expires * 1000 < wall(0)
     raise Unreachable(
-        f"the inviting node does not answer ({'; '.join(silent)}); check that `hocket serve` is running there."
+        f"the inviting node does not answer ({'; '.join(silent)}); check that `hocket mesh serve` is running there."
         + (" By this machine's clock the invitation has also expired." if late else " Join again with the same token.")
     )
 

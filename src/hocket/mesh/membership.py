@@ -133,7 +133,7 @@ def find(roll: Iterable[Member], text: str) -> Member:
         is_id = len(text) >= ID_DIGITS_MIN
         found = alike + [each for each in roll if is_id and each.id.startswith(text.lower()) and each not in alike]
     if not found:
-        raise NotFound(f"no node {text!r} in this mesh; `hocket nodes` lists them, by name and id")
+        raise NotFound(f"no node {text!r} in this mesh; `hocket mesh nodes` lists them, by name and id")
     if len(found) > 1:
         raise Usage(f"{text!r} could be {' or '.join(map(_described, found))}; name it by its id")
     return found[0]

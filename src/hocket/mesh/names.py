@@ -1,7 +1,7 @@
 """Names of nodes: which texts are valid, which names are too similar, and which of the names that delegations give to a
 node counts.
 
-People type names where they mean to trust a node (`hocket coordinator rack-1`), so a name must not be mistaken for
+People type names where they mean to trust a node (`hocket mesh coordinator rack-1`), so a name must not be mistaken for
 anything else: not for a word of the command line, not for the beginning of an id, and not for another node's name.
 """
 

@@ -129,7 +129,7 @@ def add(session: Session, address: str, now_ms: int, node: int | None = None, tr
 
 def remove(session: Session, address: str) -> None:
     if not session.drop_peer(address):
-        raise Usage(f"no peer at {address}; see `hocket peers list`")
+        raise Usage(f"no peer at {address}; see `hocket mesh peers list`")
     set_breaker(session, address, None)
     set_trust(session, {other: trust for other, trust in trusts(session).items() if other != address})
 
@@ -137,7 +137,7 @@ def remove(session: Session, address: str) -> None:
 def resume(session: Session, address: str) -> None:
     """Lets the next round try a peer again, whatever its state."""
     if find(session, address) is None:
-        raise Usage(f"no peer at {address}; see `hocket peers list`")
+        raise Usage(f"no peer at {address}; see `hocket mesh peers list`")
     set_breaker(session, address, None)
     change(session, address, lambda peer: peer._replace(state=NEW, detail=""))
 

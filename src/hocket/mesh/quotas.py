@@ -321,7 +321,7 @@ class Quotas:
         return refused.get(sender, 0)
 
     def _note(self, log: Log, node: int, count: int, is_work: bool = False) -> None:
-        """Tells the operator from time to time; `hocket nodes` shows it too."""
+        """Tells the operator from time to time; `hocket mesh nodes` shows it too."""
         self._refused[node] = self._refused.get(node, 0) + count
         now = self._monotonic()
         if now - self._told.get(node, -TELL_AGAIN_S) < TELL_AGAIN_S:

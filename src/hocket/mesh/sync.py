@@ -177,7 +177,7 @@ class Exchanges:
             return
         if address is None:
             raise Unreachable(
-                f"no address of the coordinator {node_text(node)} is known; add it with `hocket peers add`"
+                f"no address of the coordinator {node_text(node)} is known; add it with `hocket mesh peers add`"
             )
         if is_urgent:
             await self.transport.hasten(address)

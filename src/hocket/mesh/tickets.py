@@ -26,7 +26,7 @@ TICKET_CHARS_MAX = 4096
 MESSAGE_BYTES_MAX = 512 * 1024
 _CHECKSUM_BYTES = 4
 _KEY_CONTEXT = "hocket 2025 invitation key"
-_REQUEST, _ANSWER = b"hocket join request 1\0", b"hocket join answer 1\0"
+_REQUEST, _ANSWER = b"hocket mesh join request 1\0", b"hocket mesh join answer 1\0"
 
 
 class Ticket(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ HERE = "this node"
 # What makes a job wait for its approval.
 _ASKS = tuple(number_of(each) for each in (ScheduleJob, RetryJob))
 _MAY_COUNT = (0, Reason.OFFERED)
-DELIVERS = "the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
+DELIVERS = "the next `hocket mesh sync`, `hocket work` or `hocket mesh serve` here sends it"
 
 
 class Waiting(NamedTuple):
@@ -127,7 +127,7 @@ class WaitReader:
             return None
         who = f"the coordinator {self._name(coordinator)}"
         if peer is None:
-            return Waiting(WaitReason.COORDINATOR, f"no address of {who} is known; add it with `hocket peers add`")
+            return Waiting(WaitReason.COORDINATOR, f"no address of {who} is known; add it with `hocket mesh peers add`")
         if peer.state not in (peers.OK, peers.NEW):
             how = "it is sent when it answers" if self._is_in_touch else DELIVERS
             return Waiting(
@@ -141,7 +141,7 @@ class WaitReader:
             return waiting
         seen = 0 if self._coordinator_peer is None else self._coordinator_peer.seen
         known = f"as of {_time(seen, self._now)}" if seen else "as far as is known here"
-        return waiting._replace(sentence=f"{waiting.sentence}, {known}; `hocket sync` asks the others")
+        return waiting._replace(sentence=f"{waiting.sentence}, {known}; `hocket mesh sync` asks the others")
 
     def _no_worker(self, job: Job) -> Waiting | None:
         """Whether no worker that this node knows of would take the job."""
@@ -154,7 +154,9 @@ class WaitReader:
         how = state.availability.name.lower() + (f" ({state.reason})" if state.reason else "")
         to = "here" if name == HERE else name
         more = f", and so {'is' if len(resting) == 2 else 'are'} {self._list(resting[1:])}" if resting[1:] else ""
-        return Waiting(WaitReason.UNAVAILABLE, f"{name} is {how}{more}; `hocket resume {to}` lets it take jobs again")
+        return Waiting(
+            WaitReason.UNAVAILABLE, f"{name} is {how}{more}; `hocket node resume {to}` lets it take jobs again"
+        )
 
     def _lack(self, job: Job, near: list[NodePresence]) -> Waiting | None:
         """Whether none of these nodes would take the job."""

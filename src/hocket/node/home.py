@@ -124,7 +124,7 @@ class Home:
         self._check_owner()
         if not self.is_complete():
             if self.is_joining():
-                raise Usage(f"the home {self.path} has not joined yet; run `hocket join` with its token again")
+                raise Usage(f"the home {self.path} has not joined yet; run `hocket mesh join` with its token again")
             if self._node_key.exists() or self._user_key.exists() or self.has_store():
                 raise Usage(
                     f"the home {self.path} is half-created; run `hocket --home {self.path} init` again to finish it"

@@ -288,11 +288,11 @@ def check_sharing(session: Session, node: int, permissions: Permissions, now_ms:
     if authority.standing(node, now_ms) is Standing.UNKNOWN:
         raise Conflict(
             f"the shared store has the log of node {node_text(began)}, and this home's key is not in it; make an"
-            " invitation there with `hocket invite NAME --share`, and join with it in a new home"
+            " invitation there with `hocket mesh invite NAME --share`, and join with it in a new home"
         )
     raise Conflict(
         f"node {node_text(node)} may not share the store of node {node_text(began)}, or no longer; make an"
-        " invitation there with `hocket invite NAME --share`, and join with it"
+        " invitation there with `hocket mesh invite NAME --share`, and join with it"
     )
 
 
@@ -324,7 +324,7 @@ def _is_news(session: Session, author: bytes, ours: HomeInUse) -> bool:
     if ours.used_ms - last_ms <= LEFT_MS:
         raise Conflict(
             f"node {node_text(int.from_bytes(author, 'big'))} uses this store from another home, {known.path}; give"
-            f" this home a key of its own with `hocket join`. A home that was moved is let in {LEFT_MS // 60_000}"
+            f" this home a key of its own with `hocket mesh join`. A home that was moved is let in {LEFT_MS // 60_000}"
             " minutes after the old one was last used"
         )
     return True

@@ -75,6 +75,7 @@ from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import held_interrupts, stopped_by_signals
 from hocket.store import Session
+from hocket.system import has_process_control
 from hocket.work.environment import WorkerOptions
 from hocket.work.handler_threads import ProcessPlan, plan
 from hocket.work.handlers import Handlers, JobType, named_kind
@@ -109,10 +110,12 @@ def worker_parts(
     runtime: Runtime, emit: Emit, allow: Iterable[str] | None, allow_any: bool, allow_env: Iterable[str] | None
 ) -> Iterator[list[WorkerPart]]:
     """What extensions add to a worker of this node. Of the jobs of other nodes they run those that the home's
-    configuration or these patterns allow, with variables of these names.
+    configuration or these patterns allow, with variables of these names. Nothing that runs commands, where the system
+    cannot.
     """
     with ExitStack() as stack:
-        places = [each.worker for each in extension_kinds() if each.worker]
+        kinds = [each for each in extension_kinds() if has_process_control() or not each.commands]
+        places = [each.worker for each in kinds if each.worker]
         yield [stack.enter_context(loaded(each)(runtime, emit, allow, allow_any, allow_env)) for each in places]
 
 

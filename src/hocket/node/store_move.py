@@ -109,7 +109,7 @@ def _check_movable(home: Home, store: Store, where: str) -> None:
         check_idle(session, machine_liveness(home.processes, time.monotonic), now_ms, "a move")
     if servers := running_servers(home.processes):
         pids = ", ".join(str(each.pid) for each in servers)
-        raise Conflict(f"`hocket serve` is running (process {pids}); stop it before a move")
+        raise Conflict(f"`hocket mesh serve` is running (process {pids}); stop it before a move")
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class PageEntry:
         if host.lower() in self._hosts or host.lower().endswith(".localhost") or _is_address(host):
             return
         raise ForeignRequest(
-            f"this server is not called {host!r}; start it with `hocket serve --address https://{host or 'NAME'}`"
+            f"this server is not called {host!r}; start it with `hocket mesh serve --address https://{host or 'NAME'}`"
         )
 
     def token(self, headers: Mapping[str, str]) -> str:

@@ -1,10 +1,11 @@
 """When open pages load themselves again. One listener of the server hears the log for all of them, and only while any
-is open. What their loads cost together stays a small share of one processor: with many open pages, or large ones, each
-loads itself less often.
+is open. They load themselves one after the other, and what that costs together stays a small share of one processor:
+with many open pages, or large ones, each loads itself less often.
 """
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from threading import Lock
@@ -13,11 +14,13 @@ from hocket.bus.hints import LOG, about
 from hocket.cancelling import end_tasks
 from hocket.node.node import Node
 
-# An open page hears of changes this often at most, and this often at least if there are any.
+# An open page hears of changes this often at most, and about this often at least if there are any.
 CHANGES_S = 1.0
 CHANGES_S_MAX = 30.0
 # The share of a processor that all views together may take while pages load themselves again.
 SHARE = 0.03
+# Of so many pages that load themselves at once it is known that their cost is set aside.
+PAGES_MAX = 64
 # A hint may be lost: the log counts as changed after this long.
 LOOK_S = 60.0
 
@@ -31,6 +34,10 @@ class Refreshing:
         self._lock = Lock()
         # When what was spent so far will have been within the share.
         self._paid_at = 0.0
+        # What a view costs of late, and what is set aside for the pages that load themselves now.
+        self._usual_s = 0.0
+        self._set_aside: deque[float] = deque(maxlen=PAGES_MAX)
+        self._turns = asyncio.Lock()
         self._open = 0
         self._changes = 0
         self._changed = asyncio.Event()
@@ -43,10 +50,21 @@ class Refreshing:
         try:
             yield
         finally:
+            used_s = time.thread_time() - began
             with self._lock:
-                now = self._monotonic()
-                debt = max(0.0, self._paid_at - now) + (time.thread_time() - began) / SHARE
-                self._paid_at = now + min(debt, CHANGES_S_MAX)
+                self._usual_s += (used_s - self._usual_s) / 8
+                set_aside = self._set_aside.popleft() if self._set_aside else 0.0
+                self._owe(self._rest_after(used_s) - set_aside)
+
+    def _rest_after(self, used_s: float) -> float:
+        """For how long no page loads itself after a view: so that this stays within the share, and all open pages have
+        their turn in time.
+        """
+        return min(used_s / SHARE, CHANGES_S_MAX / max(1, self._open))
+
+    def _owe(self, rest_s: float) -> None:
+        now = self._monotonic()
+        self._paid_at = now + min(max(0.0, max(self._paid_at, now) - now + rest_s), CHANGES_S_MAX)
 
     async def changes(self, news: News) -> AsyncIterator[str]:
         """Tells an open page that something has changed: on the log, or in the `news` that it shows besides, which are
@@ -90,8 +108,13 @@ class Refreshing:
         return True
 
     async def _turn(self) -> None:
-        while rest := self.rest_s:
-            await asyncio.sleep(rest)
+        """Waits until this page may load itself, after those that have waited for longer."""
+        async with self._turns:
+            while rest := self.rest_s:
+                await asyncio.sleep(rest)
+            with self._lock:
+                self._set_aside.append(self._rest_after(self._usual_s))
+                self._owe(self._set_aside[-1])
 
     @property
     def rest_s(self) -> float:

@@ -93,6 +93,10 @@ class SubjectSession(Statements):
         where = "WHERE key = ? AND settled = 1 AND hlc > ? AND family = ? AND reason = 0"
         return self._one(f"SELECT 1 FROM ops {where} LIMIT 1", subject.key, hlc, subject.family) is not None
 
+    def subjects_with_state(self, family: str) -> list[bytes]:
+        """The keys of a family's subjects, without those of which no op counts."""
+        return self._column(_WITH_STATE, family)
+
     def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
         """The keys of subjects with ops later than this. A subject has no state if none of its ops counts."""
         return self._column(_SINCE, family, hlc)

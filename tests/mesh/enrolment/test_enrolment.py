@@ -163,7 +163,7 @@ def test_a_join_that_was_killed_anywhere_is_repeated(mesh: Mesh, kept: tuple[str
     for path in gpu.home.path.iterdir():
         if path.is_file() and path.name not in kept:
             path.unlink()
-    with pytest.raises(Usage, match="has not joined yet; run `hocket join`"):
+    with pytest.raises(Usage, match="has not joined yet; run `hocket mesh join`"):
         Home(gpu.home.path).check()
     with pytest.raises(Conflict, match="has begun to join"):
         Runtime.init(gpu.home.path)
@@ -453,7 +453,7 @@ def test_nobody_answers(mesh: Mesh):
     def silent(address: str, request: Request) -> Reply:
         raise Unreachable(f"{address} cannot be reached: connection refused")
 
-    with pytest.raises(Unreachable, match=r"http://owner:7315 cannot be reached.*hocket serve.*Join again") as caught:
+    with pytest.raises(Unreachable, match=r"http://owner:7315 cannot be reached.*mesh serve.*Join again") as caught:
         join(mesh.directory / "gpu", token, silent)
     assert caught.value.exit_code == 5
     with pytest.raises(Unreachable, match="answered with status 503"):

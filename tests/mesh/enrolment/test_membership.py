@@ -48,7 +48,7 @@ def test_nodes_are_found_by_name_and_id(mesh: Mesh):
         assert mesh.member(text).node == gpu.log.node
     assert mesh.member("here").node == mesh.owner.log.node and mesh.member("here", gpu).node == gpu.log.node
     for text in ("", "gp", "nobody", "zzzz", node_text(gpu.log.node)[:3]):
-        with pytest.raises(Usage, match="hocket nodes"):
+        with pytest.raises(Usage, match="hocket mesh nodes"):
             mesh.member(text)
 
 

@@ -1,4 +1,4 @@
-"""`hocket artifacts` and `hocket why`, as a process of its own on a real home."""
+"""`hocket artifacts` and `hocket artifacts why`, as a process of its own on a real home."""
 
 import json
 import os

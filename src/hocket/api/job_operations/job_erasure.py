@@ -56,7 +56,7 @@ def erase(
     made elsewhere stay. Exit code 1 if a part of the content is in signed ops, which nothing can change.
 
     \b
-      hocket erase 01J9ZC --reason "asked for by the person it is about"
+      hocket job erase 01J9ZC --reason "asked for by the person it is about"
     """
     from hocket.families import erasing
 

@@ -331,7 +331,7 @@ def drain(
     worker: WorkerName,
 ) -> WorkerDrained:
     """Let one worker over HTTP finish its jobs and stop. Its next answer says so; a claim that waits is answered at
-    once. `hocket drain` does this to all workers of a node.
+    once. `hocket node drain` does this to all workers of a node.
 
     \b
       hocket worker drain ci w1
@@ -349,7 +349,7 @@ def drain(
 
 
 commands = OperationGroup(
-    """Workers in other languages, which claim jobs over HTTP while `hocket serve` runs.
+    """Workers in other languages, which claim jobs over HTTP while `hocket mesh serve` runs.
 
     \b
       hocket worker drain ci w1

@@ -141,7 +141,7 @@ def call(
     | None = None,
 ) -> JobBrief:
     """Submit a job that an agent does; its result is that of the agent's task. It is a job like every other: `hocket
-    show` follows it, `hocket cancel` also cancels the task, and `hocket answer` answers what the agent asks.
+    show` follows it, `hocket cancel` also cancels the task, and `hocket job answer` answers what the agent asks.
 
     \b
       hocket a2a call translator 'Good morning' --skill to-french
@@ -162,7 +162,7 @@ def _object(data: str) -> dict[str, Any]:
 
 
 commands = OperationGroup(
-    """Have agents of other makers do jobs, over the Agent2Agent protocol. `hocket serve --a2a` serves such agents.
+    """Have agents of other makers do jobs, over the Agent2Agent protocol. `hocket mesh serve --a2a` serves such agents.
 
     \b
       hocket a2a add translator https://agents.example.com --token-file token.txt

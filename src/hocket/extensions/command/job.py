@@ -375,7 +375,7 @@ def result(manifest: Manifest, performed: Performed) -> dict[str, Any]:
 def _left_out(left_out: LeftOut) -> dict[str, Any]:
     if left_out == LeftOut():
         return {}
-    why = "the node that submitted the job may store no more here; see its quota in `hocket nodes`"
+    why = "the node that submitted the job may store no more here; see its quota in `hocket mesh nodes`"
     return {"left_out": {"outputs": list(left_out.paths), "streams": list(left_out.streams), "why": why}}
 
 

@@ -18,6 +18,7 @@ from hocket.cli.printing import emit, notice, say
 from hocket.cli.settings import deliver, open_service, settings
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text
+from hocket.system import NO_COMMANDS, has_process_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,6 +105,8 @@ def run(
             return
         output = CollectedOutput() if settings.as_json else None
         is_here = target in (None, node_text(runtime.log.node))
+        if is_here and not has_process_control():
+            raise Usage(f"{NO_COMMANDS}; send it to a node with --on, or submit it with --detach")
         ended, job_id = asyncio.run(_attached(runtime, packed, output.add if output else _print, is_here))
     if output is not None:
         emit({"job_id": job_id, "exit_code": ended.code, **output.texts(), "error": ended.sentence or None})

@@ -19,6 +19,7 @@ from hocket.extensions.command.job import secret_paths
 from hocket.extensions.command.sandbox import OPTIONAL, SYSTEM
 from hocket.kernel.decoding import decode_json
 from hocket.node.home import Home
+from hocket.system import NO_COMMANDS, has_process_control
 
 # How many files below the owner's paths are looked at for keys, and how many findings of a kind are reported.
 FILES_MAX = 20_000
@@ -146,11 +147,14 @@ def look_inside(paths: tuple[str, ...], hidden: tuple[str, ...], has_network: bo
     return msgspec.structs.replace(sight, shown=[path for path in sight.shown if path != top])
 
 
-# What `hocket doctor` checks.
+# What `hocket node doctor` checks.
 
 
 def check_commands(home: Home) -> Findings:
     """Whether the configuration allows other nodes more than the owner may have meant."""
+    if not has_process_control():
+        yield ("ok", NO_COMMANDS)
+        return
     allowance = configured(home.configuration)
     warnings = [*allowance.warnings()]
     if allowance.is_empty:
@@ -166,7 +170,7 @@ def check_sandbox(home: Home) -> Findings:
         allowance = configured(home.configuration)
     except Usage:
         return  # the check of commands says why
-    if allowance.sandbox == "off" or not sandbox.available():
+    if not has_process_control() or allowance.sandbox == "off" or not sandbox.available():
         return
     hidden = secret_paths(home, allowance.hide)
     try:

@@ -117,7 +117,7 @@ def list_keys() -> None:
 
 @trust_app.command()
 def remove(key: Key) -> None:
-    """Stop trusting a key. A mesh node stays trusted while it may complete jobs; use `hocket revoke`.
+    """Stop trusting a key. A mesh node stays trusted while it may complete jobs; use `hocket node revoke`.
 
     \b
       hocket git trust remove ed25519:5d0f…

@@ -1,5 +1,5 @@
-"""`hocket beat`, `ucxl`, `secret`, `score` and `promise`: which beat it is, which time an address means, and what goes
-by beats. A beat follows from the time and the tempo policy alone, so the first two need no home.
+"""`hocket tempo beat`, `ucxl`, `secret`, `score` and `promise`: which beat it is, which time an address means, and what
+goes by beats. A beat follows from the time and the tempo policy alone, so the first two need no home.
 """
 
 import time
@@ -41,9 +41,9 @@ def beat(
     """Show the beat: its place in the bar, its phase, when it began, and the frame as a pulse would send it.
 
     \b
-      hocket beat
-      hocket beat --at 1756865547183 --bpm 15 --bar 8 --json
-      hocket beat --policy tempo.yaml
+      hocket tempo beat
+      hocket tempo beat --at 1756865547183 --bpm 15 --bar 8 --json
+      hocket tempo beat --policy tempo.yaml
     """
     import msgspec
 
@@ -74,7 +74,7 @@ def ucxl(
     and ;phase=plan, work or review is that phase of the bar. Quote it: a semicolon ends a command.
 
     \b
-      hocket ucxl 'ucxl://proj:any/*/task/ingest;beats=^^4;phase=work'
+      hocket tempo ucxl 'ucxl://proj:any/*/task/ingest;beats=^^4;phase=work'
     """
     from hocket.extensions.tempo.beats import BadAddress, parse_ucxl, resolve_ucxl, ucxl_text
     from hocket.kernel.clock import wall_text
@@ -138,9 +138,9 @@ def secret_group() -> None:
     the home, so every node that has the same file has the same ones.
 
     \b
-      hocket secret key acme/web deploy
-      hocket secret token acme/web deploy 'release 7'
-      hocket secret check acme/web deploy 'release 7' hwt1.1756865536000.…
+      hocket tempo secret key acme/web deploy
+      hocket tempo secret token acme/web deploy 'release 7'
+      hocket tempo secret check acme/web deploy 'release 7' hwt1.1756865536000.…
     """
 
 
@@ -192,7 +192,7 @@ def score_group() -> None:
     """Scores: how many beats a task has for each phase and for its waits, how often it is tried, and what happens then.
 
     \b
-      hocket score check score.yaml
+      hocket tempo score check score.yaml
     """
 
 
@@ -203,8 +203,8 @@ def check_score(
     """Check a score: exit code 0 if it is good, otherwise 1 with the wrong field, its line and what is allowed.
 
     \b
-      hocket score check score.yaml
-      git show HEAD:score.yaml | hocket score check -
+      hocket tempo score check score.yaml
+      git show HEAD:score.yaml | hocket tempo score check -
     """
     from hocket.extensions.tempo.policy import FILE_BYTES_MAX, BadField
     from hocket.extensions.tempo.score import phrase_phases, read_score, score_json
@@ -254,9 +254,9 @@ def promise(
     until the thread closes as late; otherwise the promise is broken.
 
     \b
-      hocket inbox --agent editor --claim 1
-      hocket promise 01JC8M… --beats 2 --fail-after 4 --confidence 0.8 --agent editor
-      hocket send writer@gpu-box 'here it is' --reply-to 01JC8M… --agent editor
+      hocket mail inbox --agent editor --claim 1
+      hocket tempo promise 01JC8M… --beats 2 --fail-after 4 --confidence 0.8 --agent editor
+      hocket mail send writer@gpu-box 'here it is' --reply-to 01JC8M… --agent editor
     """
     from hocket.extensions.tempo.promises import send_promise
 

@@ -36,7 +36,7 @@ class BarReported(Event):
 class AlarmRaised(Event):
     """A window raises an alarm that the window before it did not raise."""
 
-    sentence = "window {window} raises the alarm {alarm}; see `hocket report`"
+    sentence = "window {window} raises the alarm {alarm}; see `hocket tempo report`"
     alarm: str
     window: str
 

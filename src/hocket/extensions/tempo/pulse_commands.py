@@ -1,4 +1,4 @@
-"""`hocket pulse` and `hocket reverb`: send the beats of a cluster, and report bar by bar what agents do.
+"""`hocket tempo pulse` and `hocket tempo reverb`: send the beats of a cluster, and report bar by bar what agents do.
 
 A pulse has admin routes beside its metrics: `GET /admin/pulse` says which beat it is, at which tempo and who leads;
 `POST /admin/tempo` with {"tempo_bpm": 14} has the leading pulse change the tempo on the next downbeat. The latter needs
@@ -123,9 +123,9 @@ def pulse(
     if it stops, another takes over within two beats. Agents that hear no leader count on at the same tempo.
 
     \b
-      hocket pulse
-      hocket pulse --policy tempo.yaml --metrics 9465
-      hocket pulse --bus nats://host:4222
+      hocket tempo pulse
+      hocket tempo pulse --policy tempo.yaml --metrics 9465
+      hocket tempo pulse --bus nats://host:4222
 
     SIGTERM or Ctrl-C stops it. The exit code is 130 after Ctrl-C, 0 after SIGTERM.
     """
@@ -168,11 +168,11 @@ def reverb(
     """Run a reverb: it hears what agents do, and reports each bar on the bus and on the log.
 
     Several may run, on any nodes. They exchange what they have heard, and come to the same reports, also after a
-    partition. `hocket report` shows the reports, and `hocket replay` plays a window again.
+    partition. `hocket tempo report` shows the reports, and `hocket tempo replay` plays a window again.
 
     \b
-      hocket reverb
-      hocket reverb --policy tempo.yaml --metrics 9465
+      hocket tempo reverb
+      hocket tempo reverb --policy tempo.yaml --metrics 9465
 
     SIGTERM or Ctrl-C stops it. The exit code is 130 after Ctrl-C, 0 after SIGTERM.
     """

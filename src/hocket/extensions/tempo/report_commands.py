@@ -1,5 +1,5 @@
-"""`hocket report` and `hocket replay`: the windows that reverb has reported, with key figures and alarms, and their ops
-and messages played again by the beat.
+"""`hocket tempo report` and `hocket tempo replay`: the windows that reverb has reported, with key figures and alarms,
+and their ops and messages played again by the beat.
 """
 
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ def report(
     its first artifact or its end.
 
     \b
-      hocket report
-      hocket report --window 100 --json | jq .kpis
+      hocket tempo report
+      hocket tempo report --window 100 --json | jq .kpis
     """
     from hocket.extensions.tempo.reports import report
 
@@ -107,8 +107,8 @@ def replay(
     what was kept of the window, and compared with the report on the log.
 
     \b
-      hocket replay
-      hocket replay --window 2025-09-03T02:12:16.000Z --json
+      hocket tempo replay
+      hocket tempo replay --window 2025-09-03T02:12:16.000Z --json
     """
     at_ms = None if window is None else _time(window)
     with open_service() as service:
@@ -188,7 +188,7 @@ def _report(session: Session, now_ms: int, at_ms: int | None) -> BarReport:
         if at_ms is None or at_ms < report.window_ms + bar_ms:
             return kept_report(session, report.window_ms) or report
     when = "" if at_ms is None else f" at {wall_text(at_ms)}"
-    raise NotFound(f"there is no window{when} on the log; `hocket report` lists the newest")
+    raise NotFound(f"there is no window{when} on the log; `hocket tempo report` lists the newest")
 
 
 def _ops(session: Session, tempo: Tempo, start_ms: int, end_ms: int) -> Iterator[PlayedLine]:

@@ -208,7 +208,7 @@ def report(service: Service, windows: int) -> ReportShown:
     with service.read() as session:
         found = kept_reports(session, service.runtime.log.reading().wall, windows)
     if not found:
-        raise NotFound("there is no report of a window on the log; `hocket reverb` makes them")
+        raise NotFound("there is no report of a window on the log; `hocket tempo reverb` makes them")
     rates = rates_of(service.runtime.home)
     return ReportShown(
         found,

@@ -1,5 +1,5 @@
-"""`hocket top`: a live view of the mesh in a terminal, for 80 columns and more. It shows the beat, the nodes, who holds
-what until when, the queue, alarms and cost.
+"""`hocket tempo top`: a live view of the mesh in a terminal, for 80 columns and more. It shows the beat, the nodes, who
+holds what until when, the queue, alarms and cost.
 """
 
 import time
@@ -155,13 +155,13 @@ def top(
     The beat is that of the policy by this machine's clock.
 
     \b
-      hocket top
-      hocket top --once
-      hocket top --once --json | jq .queue
+      hocket tempo top
+      hocket tempo top --once
+      hocket tempo top --once --json | jq .queue
     """
     once = once or settings.as_json
     if not once and not on_terminal():
-        raise Usage("hocket top needs a terminal; `hocket top --once` prints one frame")
+        raise Usage("hocket tempo top needs a terminal; `hocket tempo top --once` prints one frame")
     with open_service() as service:
         service.refresh()
         view = TopView(service, assumed_policy(service.runtime.home, policy))
@@ -223,7 +223,7 @@ def _beat_line(beat: BeatOnTop) -> str:
 
 def _alarms(shown: Top) -> tuple[str, str]:
     if shown.window is None:
-        return "no reports on the log: run `hocket reverb`", "dim"
+        return "no reports on the log: run `hocket tempo reverb`", "dim"
     return (", ".join(shown.alarms), "bold red") if shown.alarms else (f"none in window {shown.window}", "green")
 
 

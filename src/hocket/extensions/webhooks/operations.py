@@ -104,9 +104,9 @@ def add(
     """Add a webhook: every event from now on that the filter lets through is sent to the URL. Prints the secret that
     signs the deliveries; nothing prints it again.
 
-    `hocket serve` or `hocket work` sends. A delivery is a job, so it is retried, and shown by `hocket jobs`. A webhook
-    that a program adds sends what the token of the program may read, as long as the token is in force. The owner must
-    have allowed the address.
+    `hocket mesh serve` or `hocket work` sends. A delivery is a job, so it is retried, and shown by `hocket jobs`. A
+    webhook that a program adds sends what the token of the program may read, as long as the token is in force. The
+    owner must have allowed the address.
 
     \b
       hocket webhook allow hooks.example.com

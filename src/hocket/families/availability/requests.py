@@ -29,6 +29,6 @@ def set_availability(tx: Transaction, node: int, availability: Availability, rea
 
 def unavailable(session: Session) -> dict[int, AvailabilityState]:
     """The nodes that take no new work."""
-    nodes = [int.from_bytes(key, "big") for key in session.subjects_since(AVAILABILITY, b"")]
+    nodes = [int.from_bytes(key, "big") for key in session.subjects_with_state(AVAILABILITY)]
     found = {node: state for node in nodes if (state := availability_of(session, node)) is not None}
     return {node: state for node, state in found.items() if state.availability is not Availability.ACTIVE}

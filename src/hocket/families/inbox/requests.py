@@ -347,7 +347,7 @@ async def ask_arbiter(access: NodeAccess) -> None:
     """Gets the messages that the arbiter has and this node lacks. Raises Unreachable."""
     await access.consult(())
     if await access.run(lambda tx: tx.is_uninformed):
-        raise Unreachable("this node does not know its coordinator yet; run `hocket sync`")
+        raise Unreachable("this node does not know its coordinator yet; run `hocket mesh sync`")
 
 
 async def settled(access: NodeAccess, offers: Sequence[Op]) -> list[ClaimedMessage]:

@@ -36,7 +36,7 @@ def text_of(job_id: bytes, schedule: ScheduleJob, policy: Policy) -> str:
     name = ulid_text(job_id)
     return (
         f"{_BEGINNING}{name} of kind {schedule.kind} waits for the approval of {policy.approval_by}.\n\n{payload}\n\n"
-        f"Reply `approve` or `refuse`, with a reason if you like, or run `hocket approve {name}`."
+        f"Reply `approve` or `refuse`, with a reason if you like, or run `hocket job approve {name}`."
     )
 
 

@@ -72,6 +72,6 @@ def answer_by_mail(tx: Transaction, asked: Op, reply: str, agent: str) -> None:
     if schedule.node_id != asked.node_id or text_of(job_id, schedule.payload, entry.job.policy) != text:
         raise Conflict(
             f"the message does not come from the submitter of job {ulid_text(job_id)}, or does not say what it is;"
-            " look at the job and use `hocket approve`"
+            " look at the job and use `hocket job approve`"
         )
     must(_written(tx, job_id, agent, said.note[:NOTE_CHARS_MAX], is_approved=said.is_approved), job_id)

@@ -102,7 +102,7 @@ async def decided(
         try:
             answer = await access.until(informed, INFORMED_S, about(LOG))
         except TimeoutError:
-            raise Unreachable("this node does not know its coordinator yet; run `hocket sync`") from None
+            raise Unreachable("this node does not know its coordinator yet; run `hocket mesh sync`") from None
     assert answer is not None
     op, is_offer, state = answer
     if isinstance(op, Reason):

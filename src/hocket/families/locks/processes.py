@@ -208,7 +208,7 @@ def _is_for(tx: Transaction, each: Hold | Wait, op_id: bytes) -> bool:
 def release_expired(tx: Transaction) -> int:
     """Releases the holds of this node that are past their deadline by the machine's own clock."""
     released = 0
-    for key in tx.session.subjects_since(LOCK, b""):
+    for key in tx.session.subjects_with_state(LOCK):
         scope = tx.projection.projectors[LOCK].state(key)
         for hold in () if scope is None else scope.holds:
             if hold.node == tx.node and hold.deadline < tx.physical:
@@ -255,7 +255,7 @@ class LockSweep:
 
     def _has_expired(self, session: Session) -> bool:
         now, node = self._environment.physical_ms(), self._access.log.node
-        states = (session.subject_state(Subject(LOCK, key)) for key in session.subjects_since(LOCK, b""))
+        states = (session.subject_state(Subject(LOCK, key)) for key in session.subjects_with_state(LOCK))
         scopes = [LOCKS.decode(state) for state in states if state is not None]
         return any(hold.node == node and hold.deadline < now for scope in scopes for hold in scope.holds)
 

@@ -232,7 +232,7 @@ async def asked(access: NodeAccess, request: RowRequest) -> RowChange | Op:
 
 def informed(said: RowChange | Op | None) -> RowChange | Op:
     if said is None:
-        raise Unreachable("this node does not know yet which node decides; run `hocket sync`, then repeat")
+        raise Unreachable("this node does not know yet which node decides; run `hocket mesh sync`, then repeat")
     return said
 
 
@@ -401,7 +401,7 @@ def row_of(session: Session, conflict_id: bytes) -> str:
     """The row that a conflict is about. Raises Usage."""
     found = session.op(conflict_id)
     if found is None or found.family != ROW or found.key is None:
-        raise NotFound(f"there is no conflict {ulid_text(conflict_id)}; see `hocket conflicts list`")
+        raise NotFound(f"there is no conflict {ulid_text(conflict_id)}; see `hocket rows conflicts list`")
     return found.key.decode()
 
 

@@ -13,6 +13,8 @@ let isDue = false;
 let isLoading = false;
 let loadedAt = performance.now();
 let ending = 0;
+let source = null;
+let retrying = 0;
 
 function say(text) {
   if (live.textContent !== text) live.textContent = text;
@@ -163,8 +165,12 @@ function announce(table, other, added, gone) {
   };
 }
 
+// A page that nobody sees hears of nothing, and catches up when it is seen.
 function listen() {
-  const source = new EventSource(document.body.dataset.changes);
+  clearTimeout(retrying);
+  source?.close();
+  if (document.hidden) return;
+  source = new EventSource(document.body.dataset.changes);
   source.onopen = () => {
     say(isPaused ? "paused" : "live");
     isDue = true;
@@ -179,9 +185,8 @@ function listen() {
     if (source.readyState !== EventSource.CLOSED) return;
     isDue = true;
     refresh();
-    setTimeout(listen, 5000);
+    retrying = setTimeout(listen, 5000);
   };
-  addEventListener("pagehide", () => source.close(), { once: true });
 }
 
 // Times that are shown as "3 min ago" go on without the server, in its words.
@@ -256,6 +261,8 @@ for (const text of document.querySelectorAll("[data-tail]")) text.scrollTop = te
 pause.hidden = false;
 pause.onclick = () => setPaused(!isPaused);
 for (const button of document.querySelectorAll("[data-copy]")) button.hidden = false;
-document.addEventListener("visibilitychange", refresh);
+document.addEventListener("visibilitychange", listen);
+addEventListener("pagehide", () => source?.close());
+addEventListener("pageshow", (event) => event.persisted && listen());
 awaitEnd();
 listen();

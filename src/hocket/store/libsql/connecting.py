@@ -247,7 +247,7 @@ _ENDED = {
 _SENTENCES: tuple[tuple[tuple[type[apsw.Error], ...], str], ...] = (
     (
         (apsw.CorruptError, apsw.NotADBError),
-        "is damaged ({error}); run `hocket doctor` to see what is wrong, and restore a backup if need be",
+        "is damaged ({error}); run `hocket node doctor` to see what is wrong, and restore a backup if need be",
     ),
     (
         (apsw.ReadOnlyError, apsw.AuthError),
@@ -255,5 +255,5 @@ _SENTENCES: tuple[tuple[tuple[type[apsw.Error], ...], str], ...] = (
     ),
     ((apsw.FullError,), "has no space left on its disk; the change was not kept, free some space and repeat it"),
     ((apsw.IOError, apsw.CantOpenError), "could not read or write its disk ({error}); check the server, then repeat"),
-    ((apsw.SQLError,), "refused a statement ({error}); run `hocket doctor` to see whether its tables are damaged"),
+    ((apsw.SQLError,), "refused a statement ({error}); run `hocket node doctor` to see whether its tables are damaged"),
 )

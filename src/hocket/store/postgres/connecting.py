@@ -51,7 +51,7 @@ _SENTENCES: tuple[tuple[tuple[type[psycopg.Error], ...], str], ...] = (
     ),
     (
         (errors.UndefinedTable, errors.UndefinedColumn, errors.DataCorrupted, errors.IndexCorrupted),
-        "is damaged ({error}); run `hocket doctor` to see what is wrong, and restore a backup if need be",
+        "is damaged ({error}); run `hocket node doctor` to see what is wrong, and restore a backup if need be",
     ),
     (
         (errors.IdleInTransactionSessionTimeout,),

@@ -444,7 +444,7 @@ _FULL = "has no space left on its disk; the change was not kept, free some space
 _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     (
         (apsw.CorruptError, apsw.NotADBError),
-        "is damaged ({error}); run `hocket doctor` to see what is wrong, and restore a backup if need be",
+        "is damaged ({error}); run `hocket node doctor` to see what is wrong, and restore a backup if need be",
     ),
     (
         (apsw.ReadOnlyError, apsw.PermissionsError, apsw.AuthError),

@@ -1,5 +1,5 @@
-"""A real `hocket serve` on a home of its own, which can be killed and started again, and the node of that home in this
-process, which submits jobs and looks at them.
+"""A real `hocket mesh serve` on a home of its own, which can be killed and started again, and the node of that home in
+this process, which submits jobs and looks at them.
 """
 
 import asyncio

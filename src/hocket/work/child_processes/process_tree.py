@@ -16,6 +16,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+    from typing import Any
 
 
 # The wait between two rounds of killing doubles from the first to the second.
@@ -173,7 +174,9 @@ _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
 _LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_prctl, _syscall = _libc.prctl, _libc.syscall
+# Other systems than Linux have neither; nothing here is called there.
+_prctl: Any = getattr(_libc, "prctl", None)
+_syscall: Any = getattr(_libc, "syscall", None)
 
 
 def adopt_orphans() -> None:

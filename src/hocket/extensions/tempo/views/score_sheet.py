@@ -1,5 +1,6 @@
-"""The sheet of a score: its text, checked as `hocket score check` does, and drawn as bars and beats. The page keeps no
-score: the text comes with each request and goes back with the answer, changed by the edit that the request names.
+"""The sheet of a score: its text, checked as `hocket tempo score check` does, and drawn as bars and beats. The page
+keeps no score: the text comes with each request and goes back with the answer, changed by the edit that the request
+names.
 """
 
 from collections.abc import Mapping

@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from hocket.cli.commands import COMMANDS, app_of, begin
-from hocket.cli.declarations import TYPER_OPTIONS, HomeOption, JsonOption, Option, for_typer
+from hocket.cli.commands import COMMANDS, EVERYDAY, NOUN_OF, NOUNS, app_of, begin
+from hocket.cli.declarations import TYPER_OPTIONS, App, HomeOption, JsonOption, Option, for_typer
 
 EPILOG = """\
 First steps:
@@ -35,16 +35,19 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
+        others = sorted({*COMMANDS, *NOUNS} - {*EVERYDAY, *NOUN_OF})
+        self.commands = dict.fromkeys([*EVERYDAY, *others])  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        return get_command(app_of(cmd_name).typer())
+        if cmd_name in NOUNS:
+            return get_command(_noun(cmd_name))
+        return get_command(app_of(cmd_name).typer()) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])
+        nouns = [each for each in self.commands if each not in EVERYDAY]
+        for title, names in (("Commands", EVERYDAY), ("More, each with commands of its own", nouns)):
+            with formatter.section(title):
+                formatter.write_dl([(each, NOUNS[each][0] if each in NOUNS else COMMANDS[each][1]) for each in names])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -55,6 +58,32 @@ class CommandGroup(TyperGroup):
 
 
 class _PipeClosed(Exception):
+    pass
+
+
+def _noun(noun: str) -> typer.Typer:
+    """The group of a noun: the commands that its app has itself, and those that stand under it."""
+    sentence, under = NOUNS[noun]
+
+    class Noun(TyperGroup):
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [*super().list_commands(ctx), *under]
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            return get_command(app_of(cmd_name).typer()) if cmd_name in under else super().get_command(ctx, cmd_name)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            with formatter.section("Commands"):
+                own = {name: each.get_short_help_str(80) for name, each in self.commands.items()}
+                formatter.write_dl([*own.items(), *((each, COMMANDS[each][1]) for each in under)])
+
+    app = app_of(noun) if noun in COMMANDS else App()
+    if app.group is None:
+        app.callback(help=sentence)(_group)
+    return app.typer(cls=Noun)
+
+
+def _group() -> None:
     pass
 
 
