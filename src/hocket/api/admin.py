@@ -24,7 +24,7 @@ from hocket.api import (
 )
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
-from hocket.api.job_operations import job_changes, job_erasure, job_logs, job_news, job_submits
+from hocket.api.job_operations import job_answers, job_changes, job_erasure, job_logs, job_news, job_submits
 from hocket.api.log_operations import author_checkpoints
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation, extension_operations
@@ -176,9 +176,9 @@ class _Methods:
     cancel = Method(jobs.cancel)
     retry = Method(jobs.retry)
     reschedule = Method(jobs.reschedule)
-    approve = Method(jobs.approve)
-    refuse = Method(jobs.refuse)
-    answer = Method(jobs.answer)
+    approve = Method(job_answers.approve)
+    refuse = Method(job_answers.refuse)
+    answer = Method(job_answers.answer)
     ask_for_job = Method(claiming.ask_for_job)
     erase = Method(job_erasure.erase)
     parts = StreamMethod(job_news.parts)
