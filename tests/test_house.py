@@ -188,8 +188,8 @@ def test_the_core_names_no_extension():
 
 
 def test_the_engine_learns_of_families_from_their_records():
-    """These are left: both are about jobs, claiming depends on kinds and availability, and the store has a table of
-    its own for messages.
+    """These are left: both are about jobs, claiming depends on kinds and availability, the store has a table of its own
+    for messages, and retention lets jobs and messages go.
     """
     named: dict[str, set[str]] = {"kernel": set(), "store": set(), "bus": set(), "log": set()}
     for path in modules():
@@ -200,7 +200,7 @@ def test_the_engine_learns_of_families_from_their_records():
         "kernel": set(),
         "store": {"availability", "inbox", "jobs", "kinds"},
         "bus": set(),
-        "log": {"availability", "jobs", "kinds"},
+        "log": {"availability", "inbox", "jobs", "kinds", "retention"},
     }
 
 

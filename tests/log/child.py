@@ -4,10 +4,14 @@ python child.py append HOME COUNT    COUNT jobs, in every way that a process can
 python child.py forever HOME         the same until killed
 python child.py checkpoints HOME     jobs, and a checkpoint after each few, until killed: says its size and root
 python child.py rebuild HOME STEP    a rebuild in steps of so many ops, one line each
+python child.py prune HOME COMMITS   prunes three days later, and kills itself in or after so many commits
 """
 
+import os
+import signal
 import sys
 from contextlib import redirect_stdout
+from typing import Any
 
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
@@ -15,6 +19,7 @@ from hocket.kernel.checkpoints.notes import read_checkpoint, read_note
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import RouteKind
 from hocket.log import rebuild as rebuilding
+from hocket.log.retention import horizons
 from hocket.node.runtime import Runtime
 from hocket.store.checkpoint_rows import CheckpointState
 
@@ -44,6 +49,40 @@ def sign_checkpoint(runtime: Runtime) -> None:
     say(checkpoint.size, checkpoint.root.hex())
 
 
+def prune(runtime: Runtime, commits: int) -> None:
+    """An odd number kills it before the last of these commits, an even one after it."""
+    horizons.STEP_SUBJECTS = horizons.STEP_ENTRIES = 3
+    horizons.PREPARE_STEP = 4
+    log, run, begun = runtime.log, runtime.log.run, 0
+    later = 3 * 86_400_000
+    physical, wall = log.physical, log.wall
+    log.physical, log.wall = lambda: physical() + later, lambda floor: max(wall(floor), physical() + later)
+
+    def counted(request: Any) -> Any:
+        nonlocal begun
+        begun += 1
+
+        def killed(tx: Any) -> Any:
+            done = request(tx)
+            if begun == commits and commits % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        done = run(killed)
+        if begun == commits:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    log.run = counted  # type: ignore[method-assign]
+    log.horizons.follow()
+    with runtime.store.read() as session:
+        plan = log.horizons.plan(session)
+    if plan is not None and plan.settlement.gone_ops:
+        log.horizons.move(plan)
+    log.horizons.follow()
+    say("done")
+
+
 def main() -> None:
     verb, home, *rest = sys.argv[1:]
     with Runtime.open(home) as runtime:
@@ -53,6 +92,9 @@ def main() -> None:
             runtime.rebuild(lambda done, total: say(done, total))
             return
         sys.stdin.readline()
+        if verb == "prune":
+            prune(runtime, int(rest[0]))
+            return
         turn = 0
         while verb == "checkpoints":
             with redirect_stdout(None):

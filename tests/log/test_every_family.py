@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hocket.families.retention.facts import AuthorHead
 from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, SELF_NAMED
@@ -45,6 +46,14 @@ BY_NAME: dict[str, Sequence[Any]] = {
     "message_type": ("", "note"),
     "attachments": ((),),
     "thread": (None,),
+    "match": ("", "acme.", "acme.render"),
+    "heads": ((), (AuthorHead(NODES[0], 1, 0, bytes(16)),)),
+    "kept": ((), ((JOB, bytes(16)),)),
+    "root": (bytes(32),),
+    "is_archived": (False,),
+    "waives_archive": (True, False),
+    "keep_ms": (None, 3_600_000),
+    "at_ms": (0, 1, 5),
 }
 NUMBERS = (0, 1, 2, 3, 1_000, 5_000_000)
 

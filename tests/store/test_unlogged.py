@@ -11,6 +11,7 @@ import hocket
 from hocket import store as stores
 from hocket.errors import StoreMoved
 from hocket.log import limits
+from hocket.log.archives.reached import ARCHIVES
 from hocket.log.copies import copy_unlogged
 from hocket.log.intake import BEHIND
 from hocket.log.limits import SHARED
@@ -85,9 +86,9 @@ def test_every_setting_of_a_node_is_known() -> None:
         for name in re.findall(r"(?:node_meta\([^\n]*?, |own_meta\()([A-Z_]+)[,)]", file.read_text())
     }
     values = {ADDRESS, BEHIND, BREAKERS, GAPS, HOME, NEWCOMER, READING, SET_ASIDE, SHARED, TRUST, limits._DELIVERED}
-    values |= {limits._OFFSETS}
+    values |= {limits._OFFSETS, ARCHIVES}
     names = {"ADDRESS", "BEHIND", "BREAKERS", "HOME", "READING", "SET_ASIDE", "SHARED", "TRUST", "_DELIVERED"}
-    assert used == names | {"_OFFSETS", "GAPS", "NEWCOMER"} and values == {*OF_NODE}
+    assert used == names | {"_OFFSETS", "ARCHIVES", "GAPS", "NEWCOMER"} and values == {*OF_NODE}
 
 
 @pytest.mark.req("VX-18")

@@ -28,6 +28,7 @@ from hocket.api.job_operations import job_answers, job_changes, job_erasure, job
 from hocket.api.log_operations import author_checkpoints
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation, extension_operations
+from hocket.api.retention import keeping, pruning, snapshots
 from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.families.jobs.cron import NewSchedule
@@ -188,6 +189,14 @@ class _Methods:
     prove_op = Method(author_checkpoints.prove)
     archive_log = Method(ops.archive_log)
     verify_archive = Method(ops.verify_archive)
+    write_snapshot = Method(snapshots.write_snapshot)
+    verify_snapshot = Method(snapshots.verify_snapshot)
+    load_snapshot = Method(snapshots.load_snapshot)
+    retain = Method(keeping.retain)
+    forecast_retention = Method(keeping.forecast)
+    horizon = Method(pruning.horizon)
+    prune = Method(pruning.prune)
+    retention = Method(keeping.listing)
     submit = Method(job_submits.submit)
     submit_many = Method(job_submits.submit_many)
     jobs = Method(_jobs)

@@ -34,9 +34,10 @@ class JobFigure(ServiceAnswer, frozen=True):
 
 class Figures(ServiceAnswer, frozen=True):
     """`refused_ops` are the ops on this log that do not count, and the newest of those that were not admitted, by
-    reason. `lag_ms` is the age of the oldest op that the coordinator lacks, 0 if it lacks none. `workers` are counted
-    by state, `nodes` by grade, and `checkpoints` by how they stand to the entries here. `checkpoint_ms` is since when
-    this node has its own newest one.
+    reason. `lag_ms` is the age of the oldest op that the coordinator lacks, 0 if it lacks none. The log is settled up
+    to `horizon_age_ms` ago, and `deleted_ops` were deleted from it. `workers` are counted by state, `nodes` by grade,
+    and `checkpoints` by how they stand to the entries here. `checkpoint_ms` is since when this node has its own newest
+    one.
     """
 
     node: str
@@ -46,6 +47,8 @@ class Figures(ServiceAnswer, frozen=True):
     held_ops: int
     outbox_ops: int
     lag_ms: int
+    horizon_age_ms: int | None
+    deleted_ops: int
     peers: list[PeerFigures]
     workers: dict[str, int]
     nodes: dict[str, int]
@@ -69,6 +72,8 @@ def figures(service: Service) -> Figures:
             held_ops=session.held()[0],
             outbox_ops=waiting.ops,
             lag_ms=0 if waiting.since_ms is None else max(0, now_ms - waiting.since_ms),
+            horizon_age_ms=None if (row := session.horizon()) is None else max(0, now_ms - row.at_ms),
+            deleted_ops=sum(gap.last - gap.first + 1 for gap in session.gaps()),
             peers=[PeerFigures(each.address, each.state, each.seen) for each in session.peers()],
             workers=dict(Counter(standing(liveness, each, max(head.wall, now_ms)).value for each in session.workers())),
             nodes=dict(Counter(each.grade(now_ms).value for each in known_nodes(session, liveness, log))),

@@ -1,6 +1,7 @@
 """Other nodes: peers, the coordinator, callers, and the bus that connects them."""
 
 from hocket.events import ERROR, INFO, WARNING, Event
+from hocket.kernel.clock import wall_text
 from hocket.kernel.texts import counted, span
 
 
@@ -54,6 +55,26 @@ class ProgramDiffers(Event):
     difference: str
 
 
+class SnapshotTaken(Event):
+    """The peer has let go of ops that this node lacked. `rewritten` counts this node's own late ops, which were written
+    again, and `dropped` those of them that would not count any more.
+    """
+
+    level = INFO
+    address: str
+    added: int
+    deleted: int
+    rewritten: int = 0
+    dropped: int = 0
+
+    def __str__(self) -> str:
+        took = f"took a snapshot from {self.address}: {counted(self.added, 'op')} came in"
+        went = f", {counted(self.deleted, 'settled op')} went"
+        again = f", {counted(self.rewritten, 'op')} of this node were written again" if self.rewritten else ""
+        lost = f", {counted(self.dropped, 'op')} would not count any more" if self.dropped else ""
+        return took + went + again + lost
+
+
 class NodeForked(Event):
     level = ERROR
     sentence = (
@@ -61,6 +82,36 @@ class NodeForked(Event):
         " Its ops since then do not count; revoke it, and let it join again with a new home"
     )
     node: str
+
+
+class HorizonMoved(Event):
+    """Everything up to the time `at_ms` is settled. `ops` of them go."""
+
+    level = INFO
+    at_ms: int
+    ops: int
+
+    def __str__(self) -> str:
+        return f"the horizon moved to {wall_text(self.at_ms)}; {counted(self.ops, 'op')} may go"
+
+
+class HorizonDiffers(Event):
+    """What remains here is not what the node that moved the horizon says. Nothing goes."""
+
+    sentence = (
+        "the horizon that {node} moved has another root than the log here, so nothing goes; run `hocket log verify` on"
+        " both nodes"
+    )
+    node: str
+
+
+class OpsPruned(Event):
+    level = INFO
+    ops: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{counted(self.ops, 'op')} with {self.bytes} bytes were deleted, as the log's retention says"
 
 
 class CheckpointsDiffer(Event):

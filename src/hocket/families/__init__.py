@@ -3,8 +3,8 @@
 by which the kernel and the log learn of the family.
 """
 
-from hocket.families import availability, inbox, kinds, locks, rows
+from hocket.families import availability, inbox, kinds, locks, retention, rows
 from hocket.kernel.family import register
 
 # A transaction stores what has changed in this order.
-register(kinds.FAMILY, locks.FAMILY, rows.FAMILY, availability.FAMILY, inbox.FAMILY)
+register(kinds.FAMILY, locks.FAMILY, rows.FAMILY, availability.FAMILY, inbox.FAMILY, retention.FAMILY)

@@ -91,6 +91,11 @@ class Reason(IntEnum):
     STALE_VERSION = 154, "the row has changed since"
     NO_CONFLICT = 155, "the row has no such conflict, or it was resolved"
     CONFLICTS_FULL = 156, "too many conflicts of the row wait for a decision"
+    # Decided by retention and the horizon.
+    BAD_RETENTION = 160, "the rule has a bad pattern, a bad time or too many witnesses, or there are too many rules"
+    BAD_HORIZON = 161, "it does not follow the horizon before, or passes over a rule of the owner"
+    BEHIND_HORIZON = 162, "it is from before the horizon of the log, and came after the horizon was moved"
+    PRUNED = 163, "the log's retention lets it go"
     # Decided by the availability of nodes.
     NOT_AVAILABLE = 110, "its node is draining or quarantined"
     NOT_ITS_TO_RESUME = 111, "another node has drained or quarantined it, so it cannot resume itself"

@@ -106,7 +106,9 @@ class Family(NamedTuple):
     payloads need grants of another. Readers of the payload `accepted` may read the arbiter's acceptances; if it is
     None, only readers of all ops may. With `is_kept`, states stay known after a transaction as long as nobody else
     writes. `follow_up` gives the payload, if any, that the deciding node writes after an op that led to this state.
-    `claims` are ops that a state names, which count. `key_text` shows a key to people.
+    `claims` are ops that a state names, which count. At a horizon, a state takes the place of the settled ops about a
+    subject of a family with `based`, except those that this gives: those that later rules look up by the state.
+    `key_text` shows a key to people.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Family(NamedTuple):
     follow_up: Callable[[Any, Any], Any] | None = None
     table: OwnTable | None = None
     claims: Callable[[Any], Collection[bytes]] = lambda state: ()
+    based: Callable[[Any], Collection[bytes]] | None = None
     key_text: Callable[[bytes], str] = lambda key: key.decode(errors="replace")
 
     def subject(self, payload: Any) -> Subject:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hocket.log.parallel import Helpers
     from hocket.log.permissions import RevocationFile
     from hocket.log.projection import Projection
+    from hocket.log.retention.horizons import HorizonKeeper
     from hocket.log.sealing import LogEnd, Sealer
     from hocket.log.state_check import CheckedStates
     from hocket.log.store_check import StoreCheck
@@ -296,6 +297,13 @@ class Log:
         from hocket.log.checkpoints.keeper import CheckpointKeeper
 
         return CheckpointKeeper(self)
+
+    @cached_property
+    def horizons(self) -> HorizonKeeper:
+        """Up to where the log is settled, and what its retention lets go."""
+        from hocket.log.retention.horizons import HorizonKeeper
+
+        return HorizonKeeper(self)
 
     def signed(self, op: bytes) -> bytes:
         """An op of the log as it may leave the node: with its signature."""

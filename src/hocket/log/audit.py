@@ -7,7 +7,7 @@ Compares the derived rows of a store that nodes share with the ops that they com
 row is the one that it must stand before it is used.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from hocket.kernel.bundles import facts_of
 from hocket.kernel.clock import pack
 from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import Op, decode, is_bound, verify_op
+from hocket.kernel.ops import Op, decode, is_bound, link_to, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.signing import OpSigner, is_end_of, is_mark, is_marked
 from hocket.kernel.ucan import Delegation
@@ -41,6 +41,7 @@ from hocket.log.registers import scheduled
 from hocket.log.sealing import link
 from hocket.log.store_check import SessionCheck, StoreCheck
 from hocket.store import NO_SEAL, Head, JobEntry, OpRow, Session, Store
+from hocket.store.horizon_rows import GapRow, HeadRow
 
 BATCH = 1_000
 FINDINGS_MAX = 100
@@ -84,6 +85,10 @@ def verify(
         except StoreError as error:
             auditor.report(None, f"reading stopped after op {auditor.seq}: {error}")
         auditor.check_tail(head)
+        if session.horizon() is not None:
+            from hocket.log.retention.proof import check_remains
+
+            auditor.findings += [AuditFinding(None, None, what) for what in check_remains(session)]
     return Audit(auditor.count, (head.seq, head.chain), auditor.findings)
 
 
@@ -112,6 +117,11 @@ class Auditor:
         self._helpers = helpers
         self._keys: dict[int, bytes] = {}
         self._chain = bytes(32)
+        # The runs of ops that retention let go, by their first number.
+        self._gaps: dict[int, GapRow] = {}
+        # On a pruned log: the last settled entries of authors, and the last entry of each that was read since.
+        self._heads: dict[bytes, HeadRow] | None = None
+        self._last_ids: dict[bytes, bytes] = {}
         self._met_expected = expected is None or expected[0] == 0
         # The authors of marked ops, and the last of these ops.
         self._markers: set[int] = set()
@@ -131,6 +141,11 @@ class Auditor:
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
         self.meet(session)
         self._signed_seq = head.seal.signed
+        if session.horizon() is not None:
+            self._gaps = {gap.first: gap for gap in session.gaps()}
+            forked = {fork.node for fork in session.forks()}
+            self._heads = {author: row for author, row in session.heads().items() if author not in forked}
+            self._last_ids = {author: row.entry for author, row in self._heads.items()}
         while rows := session.stored_entries(self.seq, BATCH):
             self.take(session, rows)
             progress(self.seq, head.seq)
@@ -180,6 +195,7 @@ class Auditor:
             self.report(None, f"the ops after number {seal.signed} can be checked only with the key of their node")
 
     def _check(self, row: OpRow, op: Op | None, signed: bool) -> None:
+        self._pass_gap(row.seq)
         if row.seq != self.seq + 1:
             missing = f"op {self.seq + 1} is" if row.seq == self.seq + 2 else f"ops {self.seq + 1} to {row.seq - 1} are"
             self.report(row, f"{missing} missing before this op")
@@ -194,11 +210,32 @@ class Auditor:
             self.report(row, f"its {_proof_of(row)} does not fit its bytes and its author")
         elif self._is_bound and not isinstance(op.payload, Sanitised) and not is_bound(row.body, op):
             self.report(row, "its id, or that of what it makes, does not follow from its content")
+        if op is not None and self._heads is not None:
+            self._check_author(row, op, self._heads)
         computed = link(self._chain, row.body)
         if computed != row.chain:
             self.report(row, "its link does not fit the chain")
         # The chain continues from the value that can still be trusted, so that one damaged op is not reported as many.
         self._chain = computed if body_good else row.chain
+
+    def _pass_gap(self, seq: int) -> None:
+        """Goes on behind ops that were deleted, with the link of the last of them."""
+        gap = self._gaps.get(self.seq + 1)
+        if gap is None or gap.last >= seq:
+            return
+        self.seq, self._chain = gap.last, gap.chain
+        if self._expected is not None and gap.first <= self._expected[0] <= gap.last:
+            # The op at that head is gone, and its link with it, unless it was the last one.
+            self._met_expected |= self._expected[0] < gap.last or self._expected[1] == gap.chain
+
+    def _check_author(self, row: OpRow, op: Op, heads: Mapping[bytes, HeadRow]) -> None:
+        """Behind an author's head no entry may be missing."""
+        author, head = row.hlc[12:], heads.get(row.hlc[12:])
+        if head is None or row.hlc <= head.hlc:
+            return
+        if op.link is not None and op.link != link_to(self._last_ids[author]):
+            self.report(row, "an entry of its author before it is missing")
+        self._last_ids[author] = row.id[:ID_BYTES]
 
     def _check_facts(self, row: OpRow, bundle: Op, stored: Sequence[OpRow]) -> None:
         """The rows of the facts must be those that follow from the bundle's bytes."""

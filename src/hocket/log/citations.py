@@ -227,7 +227,8 @@ def names_others(payload: Payload) -> bool:
 
 class Citations:
     """`entry` and `artifact` return what the transaction knows; `arbiter` returns who decides at a time; `settle` folds
-    the ops that are not in the projections yet, and returns False if there are none.
+    the ops that are not in the projections yet, and returns False if there are none. `is_gone` says whether what has a
+    name, and is not here, can no longer come.
     """
 
     def __init__(
@@ -239,8 +240,9 @@ class Citations:
         arbiter: Callable[[Hlc], int | None],
         settle: Callable[[], bool],
         is_strict: bool,
+        is_gone: Callable[[bytes], bool] = lambda name: False,
     ) -> None:
-        self._arbiter, self._is_strict = arbiter, is_strict
+        self._arbiter, self._is_strict, self._is_gone = arbiter, is_strict, is_gone
         self._session = session
         self._fresh = fresh
         self._entry, self._artifact = entry, artifact
@@ -292,8 +294,10 @@ class Citations:
         if not op.cited and not names_others(payload):
             return None
         reason: Reason | None = None
-        for standing in self._cited(op, verdicts, newest_claim):
+        for name, standing in self._cited(op, verdicts, newest_claim):
             if standing is None:
+                if self._is_gone(name):
+                    return Reason.DEPENDENCY_REJECTED
                 reason = reason or Reason.WAITING
                 continue
             at, why = standing
@@ -312,7 +316,7 @@ class Citations:
 
     def _cited(
         self, op: Op, verdicts: Standings | None, newest_claim: bytes | None
-    ) -> Iterator[tuple[Hlc, int] | None]:
+    ) -> Iterator[tuple[bytes, tuple[Hlc, int] | None]]:
         """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob also cites
         the schedules of the jobs that it comes after: so no job can come after one that is scheduled later, and there
         are no cycles. (To a strict mesh an envelope names nothing.) An acceptance only needs its offer to be here: the
@@ -327,14 +331,14 @@ class Citations:
                     self.cite(dep, op.id)
                     if self._is_accepted(dep, op):
                         standing = standing[0], _COUNTS
-                yield standing or self._artifact_standing(dep, op)
+                yield dep, standing or self._artifact_standing(dep, op)
         if type(payload) is ScheduleJob and payload.policy_envelope and not self._is_strict:
             for earlier in dependencies(payload.policy_envelope):
-                yield self._schedule_standing(earlier, op)
+                yield earlier, self._schedule_standing(earlier, op)
         elif type(payload) in ACCEPTANCES:
             name = payload.offer  # type: ignore[union-attr]
             offer = (verdicts and verdicts.get(name)) or self._standing(name, op.id, subject)
-            yield None if offer is None else (offer[0], _COUNTS)
+            yield name, None if offer is None else (offer[0], _COUNTS)
 
     def _is_accepted(self, offer: bytes, op: Op) -> bool:
         """Whether the arbiter has accepted an offer that the op cites: the arbiter at the acceptance's time or, if the

@@ -38,6 +38,7 @@ CHUNK = 4 * MAX_OP_BYTES
 def export_ops(log: Log, out: BinaryIO, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
     """Writes every op in the order of arrival; returns how many. The facts of a bundle count like other ops."""
     with log.store.read() as session:
+        _check_whole(session)
         total = session.entry_count()
         count = bytearray()
         write_varint(count, total)
@@ -56,6 +57,15 @@ def export_ops(log: Log, out: BinaryIO, progress: Callable[[int, int], None] = l
             done += len(rows)
             progress(done, total)
         return session.op_count()
+
+
+def _check_whole(session: Session) -> None:
+    """Raises Conflict for a log from which ops were let go."""
+    if session.horizon() is not None:
+        raise Conflict(
+            "the log is pruned, and a copy of what remains could not be told from one with missing ops; let a new node"
+            " join, or take an archive"
+        )
 
 
 def import_ops(log: Log, source: BinaryIO) -> Admission:
@@ -127,6 +137,7 @@ class StoreCopy:
 
     def step_in(self, session: Session) -> CopyProgress:
         """Copies the next ops within a transaction of the source."""
+        _check_whole(session)
         head = session.head()
         with self._log.store.read() as there:
             done = there.head()

@@ -165,6 +165,10 @@ class Intake:
             tx.hear(op.timestamp)
             self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
         elif self._checks_links and op.node_id != tx.node and not self._follows(raw, op):
+            if (cut := tx.projection.cut) is not None and cut.is_settled(op.timestamp):
+                # It was here, and was let go.
+                self._duplicated += len(facts)
+                return
             self._unlinked.add(op.node_id)
             self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
         else:

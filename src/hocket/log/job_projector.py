@@ -95,8 +95,15 @@ class JobProjector:
         ended: bytes | None = None
         if schedule is not None and isinstance(schedule.payload, SetSchedule):
             ended = self._session.schedule_after(schedule.payload.name, pack(schedule.timestamp))
+        if self._is_forgotten(op):
+            return Reason.BEHIND_HORIZON
         fault = tick_fault(op, schedule, None if ended is None else unpack(ended), could_be_newest)
         return fault or (None if schedule is None else self._engine.permissions.tick_refusal(op, schedule.node_id))
+
+    def _is_forgotten(self, op: Op) -> bool:
+        """Whether the job of this tick may have been here, and gone."""
+        cut, payload = self._engine.cut, op.payload
+        return cut is not None and isinstance(payload, ScheduleJob) and cut.is_forgotten(payload.job_id, op.timestamp)
 
     def offer_of(self, op_id: bytes) -> bytes | None:
         op, _ = self._engine.known(op_id)
@@ -331,7 +338,8 @@ class JobProjector:
             self.lost_claims.add(job_id)
         self._session.drop_job(job_id)
         self._dependents(job_id, before.job.done, None)
-        if (set_by := before.job.policy.set_by()) is not None:
+        cut, set_by = self._engine.cut, before.job.policy.set_by()
+        if set_by is not None and (cut is None or ulid_ms(job_id) > cut.forgotten_ms):
             self._untick(set_by)
 
     def _worker(self, before: JobEntry | None, job: Job) -> int | None:

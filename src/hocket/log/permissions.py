@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hocket.errors import StoreError
 from hocket.families.jobs import rules as schedules
@@ -24,6 +24,7 @@ from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
+from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -68,7 +69,8 @@ class Tenure(NamedTuple):
 class Permissions:
     """`revocations` are those that count: each was judged by the permissions at its own time. `forks` says since when a
     node has two histories, and `pinned` are later ops of such nodes that still count. Of the nodes in
-    `lacking` some pinned ops are missing here, or the ops that show where their histories part.
+    `lacking` some pinned ops are missing here, or the ops that show where their histories part. `cut` is the horizon in
+    force.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Permissions:
         forks: dict[int, Hlc],
         pinned: frozenset[bytes],
         lacking: Collection[int],
+        cut: SettledCut | None = None,
     ) -> None:
         extensions = rules.extensions
         self.rules = rules
@@ -91,6 +94,7 @@ class Permissions:
         self.forks = forks
         self.pinned = pinned
         self.lacking = frozenset(lacking)
+        self.cut = cut
         self._since = [tenure.since for tenure in tenures]
         self._has_pins = any(tenure.last is not None for tenure in tenures)
         self._arbiter = extensions is not None and extensions.arbiter
@@ -110,7 +114,8 @@ class Permissions:
             self.forks.items(),
             self.pinned,
         )
-        return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode())
+        horizon = b"" if self.cut is None else self.cut.horizon
+        return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode() + horizon)
 
     @property
     def coordinators(self) -> list[tuple[Hlc, int]]:
@@ -446,6 +451,20 @@ class PermissionsReader:
             rows = self._registers.read(session, fresh)
         finally:
             self.is_reading = False
+        return self._judged(session, fresh, rows)
+
+    def of(self, empty: Session, ops: Sequence[Op]) -> Permissions:
+        """The permissions that these ops make by themselves, on an empty log."""
+        in_order = sorted(ops, key=lambda op: op.timestamp)
+        rows = RegisterRows([], [], [], [], {op.id: op for op in in_order})
+        by_type: dict[type, list[Any]] = {Delegated: rows[0], Revoked: rows[1], Coordinator: rows[2], Fork: rows[3]}
+        for op in in_order:
+            if (row := row_of(op)) is not None:
+                by_type[type(row)].append(row)
+        rows.forks.sort(key=lambda fork: (fork.since, fork.op_id))
+        return self._judged(empty, ops, rows)
+
+    def _judged(self, session: Session, fresh: Iterable[Op], rows: RegisterRows) -> Permissions:
         permissions = self._made(session, fresh, rows)
         unauthorised = [
             each
@@ -490,13 +509,30 @@ class PermissionsReader:
             self._user, delegations.values(), {cid for _, _, cid in counting} | roots, is_bound=is_bound
         )
         return Permissions(
-            self.rules, authority, delegations.values(), counting, tenures, forks, pinned, unpinned | apart
+            self.rules,
+            authority,
+            delegations.values(),
+            counting,
+            tenures,
+            forks,
+            pinned,
+            unpinned | apart,
+            cut_of(session),
         )
 
     def _delegation(self, cid: bytes, token: bytes) -> Delegation:
         if cid not in self._tokens:
             self._tokens[cid] = read_ucan(token)
         return self._tokens[cid]
+
+
+def cut_of(session: Session) -> SettledCut | None:
+    """The horizon in force, if there is one."""
+    row = session.horizon()
+    if row is None:
+        return None
+    heads = {int.from_bytes(author, "big"): unpack(head.hlc) for author, head in session.heads().items()}
+    return SettledCut(row.op, row.at_ms, row.forgotten_ms, heads)
 
 
 def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:

@@ -18,13 +18,17 @@ from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.kinds.facts import KIND
 from hocket.kernel import arbitration
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
-from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.policy import names_of as kind_names
+from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.vocabulary import (
     ACCEPTANCES,
     JOB,
+    CreateArtifact,
+    EraseContent,
+    EvictArtifact,
     ReportFork,
     RevokeRoot,
     Subject,
@@ -46,9 +50,18 @@ from hocket.log.citations import (
 )
 from hocket.log.job_projector import JobProjector
 from hocket.log.permissions import Ownership, Permissions, PermissionsReader, trace
-from hocket.log.projectors import Projector, Projectors, Register, SubjectProjector, family_names, is_known
+from hocket.log.projectors import (
+    Projector,
+    Projectors,
+    Register,
+    SubjectProjector,
+    family_names,
+    is_known,
+    rules_of,
+)
 from hocket.log.registers import ArtifactRegister, CoordinatorRegister, GrantRegister, RouteRegister, ScheduleRegister
-from hocket.store import Head, Session
+from hocket.store import Head, OpRow, Session
+from hocket.store.horizon_rows import BaseRow, HorizonRow, PruningRow
 
 _COUNTS = 0
 _UNAUTHORISED = tuple(map(int, UNAUTHORISED))
@@ -83,6 +96,7 @@ class Projection:
             self.arbiter,
             lambda: self.settle_log(),
             self.is_strict,
+            self._is_gone,
         )
         # What must be judged again, each once: subjects, and ops without one. For a subject: whether to judge also the
         # ops that no delegation allowed, because the permissions have changed.
@@ -188,6 +202,19 @@ class Projection:
     def offered(self, op_id: bytes, subject: Subject) -> Op | None:
         op, _ = self.known(op_id)
         return op if op is not None and subject_of(op.payload) == subject else None
+
+    @property
+    def cut(self) -> SettledCut | None:
+        """The horizon in force."""
+        return self.permissions.cut
+
+    def _is_late(self, op: Op) -> bool:
+        cut = self.permissions.cut
+        return cut is not None and cut.is_late(op)
+
+    def _is_gone(self, name: bytes) -> bool:
+        cut = self.permissions.cut
+        return cut is not None and cut.is_gone(name[:ID_BYTES])
 
     # What projectors and registers ask.
 
@@ -379,6 +406,10 @@ class Projection:
             self.permissions_changed(op, b"arrived" + op.id)
         if integrity := integrity and not self._stands_alone(op):
             self._fresh.put(op, Reason.INTEGRITY)
+        elif subject is not None and self._is_late(op):
+            self._fresh.put(op, Reason.BEHIND_HORIZON)
+            self.projectors[subject.family].not_new(subject.key)
+            integrity = True
         if subject is None:
             self._grants.introduce(op)
             self.doubt(op.id)
@@ -447,6 +478,8 @@ class Projection:
         """
         if integrity and not self._stands_alone(op):
             return Reason.INTEGRITY
+        if self._is_late(op):
+            return Reason.BEHIND_HORIZON
         op = self._naming.resolved(op)
         subject = self._subject(op)
         if subject is not None:
@@ -502,7 +535,7 @@ class Projection:
 
     def _verdict(self, op: Op) -> int:
         """Judges an op without a subject that is on the log in any case."""
-        fault = self._fault(op)
+        fault = Reason.BEHIND_HORIZON if self._is_late(op) else self._fault(op)
         if fault is Reason.OTHERS_SCHEDULE:
             self._schedules.wait(op)
         return int(fault or _COUNTS)
@@ -557,7 +590,7 @@ class Projection:
         op, before = self.known(op_id)
         if op is None:
             return  # in a store that nodes share, it is not the op that its author signed
-        if before == Reason.INTEGRITY and not self._stands_alone(op):
+        if before == Reason.PRUNED or (before == Reason.INTEGRITY and not self._stands_alone(op)):
             return
         op = self._naming.resolved(op)
         self._enact(op)
@@ -572,12 +605,14 @@ class Projection:
     def _refold(self, subject: Subject, permissions: bool) -> None:
         """Ops without a grant are left out unless the permissions have changed, so that they cost others nothing."""
         without = () if permissions else _UNAUTHORISED
+        base = self._base(subject)
         ops: dict[bytes, tuple[Op, int]] = {
-            row.id: (keyed(row), row.reason) for row in self._session.ops_about(subject, without)
+            row.id: (keyed(row), row.reason)
+            for row in self._session.ops_about(subject, without, b"" if base is None else base.last)
         }
         fresh = self._fresh.about(subject)
         ops.update((op.id, (op, reason)) for op, reason in fresh if permissions or reason not in _UNAUTHORISED)
-        state, verdicts = self._folded(subject, ops.values())
+        state, verdicts = self._folded(subject, ops.values(), base)
         projector = self.projectors[subject.family]
         flipped = [op for op, reason in ops.values() if verdicts[op.id][1] != reason]
         for op in flipped:
@@ -586,23 +621,36 @@ class Projection:
         for op in chain(flipped, self._collided.pop(subject, ())):
             self._leaners(op)
 
-    def _folded(self, subject: Subject, ops: Collection[tuple[Op, int]]) -> tuple[Any, arbitration.Standings]:
-        """The state that these ops, each with its reason so far, make of a subject, and what becomes of each."""
+    def _base(self, subject: Subject) -> BaseRow | None:
+        """What the subject was at the horizon, if that stands in the place of ops."""
+        return None if self.permissions.cut is None else self._session.base(subject)
+
+    def _folded(
+        self, subject: Subject, ops: Collection[tuple[Op, int]], base: BaseRow | None
+    ) -> tuple[Any, arbitration.Standings]:
+        """The state that these ops, each with its reason so far, make of a subject, and what becomes of each. They are
+        later than the base.
+        """
         verdicts = {
             op.id: (op.timestamp, reason)
             for op, reason in ops
             if reason == Reason.INTEGRITY and not self._stands_alone(op)
         }
+        if self.permissions.cut is not None:
+            late = int(Reason.BEHIND_HORIZON)
+            verdicts |= {op.id: (op.timestamp, late) for op, _ in ops if op.id not in verdicts and self._is_late(op)}
         projector = self.projectors[subject.family]
+        family, context = projector.family, projector.context
         resolved = (self._naming.resolved(op) for op, _ in ops)
-        state = arbitration.fold(projector.family, subject, resolved, projector.context, self.citations.fault, verdicts)
-        return state, verdicts
+        begin = None if base is None else rules_of(subject.family).decode(base.state)
+        return arbitration.fold(family, subject, resolved, context, self.citations.fault, verdicts, begin), verdicts
 
     def _folded_anew(self, subject: Subject) -> tuple[Any, bool]:
         """For a store whose derived columns nobody has to believe: the state that the stored ops about a subject make
         of it, and whether the stored state must be the same.
         """
-        rows = self._session.ops_about(subject)
+        base = self._base(subject)
+        rows = self._session.ops_about(subject, (), b"" if base is None else base.last)
         ops = [(keyed(row), row.reason) for row in rows]
         twins = [
             (op, Reason.INTEGRITY if len(self._session.ops_at(pack(op.timestamp))) > 1 else _COUNTS)
@@ -610,7 +658,7 @@ class Projection:
             else (op, reason)
             for op, reason in ops
         ]
-        return self._folded(subject, twins)[0], not self._is_changing
+        return self._folded(subject, twins, base)[0], not self._is_changing
 
     def _set_reason(self, op: Op, reason: int) -> None:
         if self._fresh.get(op.id) is not None:
@@ -623,6 +671,52 @@ class Projection:
         """Enters an op in its register, or removes the entry of one that no longer counts."""
         if (register := self._registers.get(type(op.payload))) is not None:
             (register.enter if counts else register.strike)(op)
+
+    # The horizon.
+
+    def move_horizon(self, row: HorizonRow) -> None:
+        """A horizon comes into force, whose heads are stored: what is late no longer counts. Its subjects follow it one
+        by one.
+        """
+        assert self.permissions is not None
+        self._session.set_horizon(row)
+        self._change_permissions(row.op)
+        cut = self.permissions.cut
+        assert cut is not None
+        for author in self._session.frontier():
+            since = cut.heads.get(int.from_bytes(author, "big"))
+            for late in self._session.ops_between(author, bytes(20) if since is None else pack(since), cut.end):
+                self._doubt(late.id, late.subject, permissions=True)
+        for waiting in self._session.ops_refused_for((Reason.WAITING,)):
+            self._doubt(waiting.id, waiting.subject)
+        self.settle()
+
+    def follow_horizon(self, row: PruningRow) -> None:
+        """Lets go what this horizon lets go of a subject. What later ops make of it is folded again."""
+        session, cut = self._session, self.permissions.cut
+        assert cut is not None
+        if not row.subject.family:
+            self._let_go([found] if (found := session.op(row.subject.key)) is not None else [])
+            return
+        settled = [each for each in session.ops_about(row.subject) if cut.is_settled(unpack(each.hlc))]
+        if row.state is not None and row.last is not None:
+            session.put_base(BaseRow(row.subject, row.last, row.state))
+        self._let_go([each for each in settled if each.id not in row.kept])
+        self._refold(row.subject, True)
+
+    def _let_go(self, rows: Sequence[OpRow]) -> None:
+        session, ops = self._session, [keyed(row) for row in rows]
+        session.set_reasons([(Reason.PRUNED, op.id) for op in ops])
+        self.citations.expect([name for op in ops for name in (op.id, *names_of(op.payload))])
+        for op in ops:
+            self.citations.changed(op.id)
+            if isinstance(op.payload, CreateArtifact):
+                session.drop_artifact(op.payload.artifact_id)
+            elif isinstance(op.payload, EvictArtifact):
+                session.drop_eviction(op.id)
+            elif isinstance(op.payload, EraseContent):
+                session.drop_erasure(op.id)
+            self._leaners(op)
 
     # The permissions.
 
@@ -640,7 +734,7 @@ class Projection:
         something look back, and which tenure they bound depends on the others.
         """
         is_good = not integrity or self._stands_alone(op)
-        if not op.cited and is_good and self.permissions.refusal(op) is None:
+        if not op.cited and is_good and not self._is_late(op) and self.permissions.refusal(op) is None:
             self._coordinators.put(op)
             self._change_permissions(op.id)
 

@@ -15,6 +15,7 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.family import FAMILIES, derived
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy, names_of
+from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.vocabulary import JOB, AcceptOffer, Payload, Subject
 from hocket.log.citations import LASTING_MAX, Citations, Memory
 from hocket.log.permissions import Permissions
@@ -105,6 +106,10 @@ class Engine(FoldContext, Protocol):
     def physical(self) -> int: ...
     @property
     def permissions(self) -> Permissions: ...
+    @property
+    def cut(self) -> SettledCut | None:
+        """The horizon in force."""
+
     def known(self, op_id: bytes) -> tuple[Op | None, int]:
         """The op, and its reason: 0 if it counts."""
 

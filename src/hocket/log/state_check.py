@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -27,11 +28,12 @@ from hocket.kernel.family import FAMILIES
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
 from hocket.kernel.vocabulary import CreateArtifact, Subject, subject_of
-from hocket.log.citations import Citations, Naming, UnstoredOps, keyed
+from hocket.log.citations import ID_BYTES, Citations, Naming, UnstoredOps, keyed
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import rules_of
 from hocket.log.registers import artifact_of
 from hocket.store import Artifact, OpRow, Session
+from hocket.store.horizon_rows import BaseRow
 
 # How many bytes of states a process remembers.
 REMEMBERED_BYTES = 16 * 1024 * 1024
@@ -138,7 +140,7 @@ class StateCheck:
         seq = session.head().seq
         fold = _Fold(session, subject, permissions, self._reader().rules.is_strict)
         if known is not None and known.permissions == permissions.fingerprint:
-            if latest < known.latest:
+            if latest < known.latest and not (row == known.state and fold.base is not None):
                 if seq >= known.seq:  # and not a view from before this process has checked it
                     self._report(subject, GONE)
             elif (followed := fold.following(known)) is not None and _says(subject, row, followed.state):
@@ -240,7 +242,11 @@ class _Fold:
         fresh = UnstoredOps()
         self._naming = Naming(session, fresh, is_strict)
         no_job, is_settled = lambda job: None, lambda: False
-        self._citations = _Citations(session, fresh, no_job, session.artifact, self.arbiter, is_settled, is_strict)
+        cut = permissions.cut
+        is_gone = lambda name: cut is not None and cut.is_gone(name[:ID_BYTES])  # noqa: E731
+        self._citations = _Citations(
+            session, fresh, no_job, session.artifact, self.arbiter, is_settled, is_strict, is_gone
+        )
         self._ops: dict[bytes, Op] = {}
         self._is_unsure = False
 
@@ -252,9 +258,16 @@ class _Fold:
             self._is_unsure |= op is None
         return op if op is not None and subject_of(op.payload) == subject else None
 
+    @cached_property
+    def base(self) -> BaseRow | None:
+        """What stands in the place of settled ops."""
+        return None if self._permissions.cut is None else self._session.base(self._subject)
+
     def whole(self) -> _Folded:
-        rows = self._session.every_op_about(self._subject)
-        return _Folded(self._folded(rows, {}, None), len(rows))
+        base = self.base
+        rows = self._session.every_op_about(self._subject, b"" if base is None else base.last)
+        begin = None if base is None else self._family.decode(base.state)
+        return _Folded(self._folded(rows, {}, begin), len(rows))
 
     def following(self, known: CheckedState) -> _Folded | None:
         """The state after the ops that are later than a known state; None if that cannot be told from these alone."""
@@ -283,6 +296,10 @@ class _Fold:
             )
             if is_doubled and row.id not in self._permissions.pinned:
                 standings[row.id] = unpack(row.hlc), int(Reason.INTEGRITY)
+        cut = self._permissions.cut
+        if cut is not None:
+            late = [op for op in self._ops.values() if op.id not in standings and cut.is_late(op)]
+            standings.update((op.id, (op.timestamp, int(Reason.BEHIND_HORIZON))) for op in late)
         resolved = (self._naming.resolved(op) for op in self._ops.values())
         return arbitration.fold(self._family, self._subject, resolved, self, self._citations.fault, standings, state)
 

@@ -560,6 +560,8 @@ class Transaction:
         self._drafts.append(draft)
         facts = read_facts(body)
         is_latest = op.node_id != self.node and draft.hlc > self.latest_of(op.node_id)[0]
+        cut = self.projection.cut
+        is_latest = is_latest and (cut is None or op.timestamp.wall > cut.at_ms)
         judge = judge_of_received(self.projection, facts) if is_latest else None
         if judge is None:
             for place, each in enumerate(facts):

@@ -48,6 +48,7 @@ from hocket.api.operation import (
     extension_operations,
     page_of,
 )
+from hocket.api.retention import keeping, pruning
 from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.kernel.decoding import convert, decode_json
@@ -360,6 +361,8 @@ MODULES = (
     kinds,
     schedules,
     ops,
+    keeping,
+    pruning,
     author_checkpoints,
     claiming,
     ending,

@@ -7,6 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from hocket.kernel.vocabulary import Subject
+from hocket.store.op_rows import PRUNED
 from hocket.store.statements import Statements, insert, insert_new, upsert
 
 # A store keeps this many of the newest refusals.
@@ -82,10 +83,11 @@ class IntakeSession(Statements):
         return [Refusal(*row) for row in rows]
 
     def refusal_counts(self) -> dict[int, int]:
-        """By reason: how many ops were refused, or are on the log and do not count."""
+        """By reason: how many ops were refused, or are on the log and do not count, without those that were let go."""
         counts: dict[int, int] = {}
         for table in ("refusals", "ops"):
-            for reason, count in self._rows(f"SELECT reason, count(*) FROM {table} WHERE reason <> 0 GROUP BY reason"):
+            where = f"WHERE reason <> 0 AND reason <> {PRUNED}"
+            for reason, count in self._rows(f"SELECT reason, count(*) FROM {table} {where} GROUP BY reason"):
                 counts[reason] = counts.get(reason, 0) + count
         return counts
 

@@ -162,10 +162,15 @@ KEPT = {
     "tokens": _with_mac("tokens", ", used"),
     "answers": _with_mac("answers"),
     "checkpoints": _with_mac("checkpoints"),
+    "heads": UnloggedTable("author, hlc, entry, size, peaks", "author"),
+    "bases": _with_mac("bases"),
+    "gaps": _with_mac("gaps"),
+    "pruning": UnloggedTable("family, key, last, state, kept", "family, key"),
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (
-    *("address", "archives", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home", "newcomer", "reading"),
+    *("address", "archives", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home"),
+    *("newcomer", "reading"),
     *("set_aside", "shared", "trust"),
 )
 # Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.

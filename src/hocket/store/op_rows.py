@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import FACTS_MAX, read_facts, with_bundle_signature
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.vocabulary import JOB, Bundle, Subject, number_of
@@ -33,13 +34,21 @@ _WRITTEN_AFTER = f"FROM ops WHERE substr(hlc, 13) = ?1 AND hlc > ?2 AND {OPS}"
 _WRITTEN_BY = f"SELECT id, family, key FROM ops WHERE substr(hlc, 13) = ? AND {OPS} ORDER BY hlc"
 _JOBS_WRITTEN_OF = "SELECT DISTINCT key FROM ops WHERE settled = 1 AND family = 'job' AND key IS NOT NULL AND key {}"
 _ABOUT_JOBS = f"{_SELECT} WHERE settled = 1 AND family = 'job' AND key {{}} AND variant = ?"
+# The reason of an op that retention lets go: it is as if it were not there.
+PRUNED = int(Reason.PRUNED)
+# An entry of which every fact has gone: a bundle is followed by its facts.
+_DEAD = (
+    f"{ENTRIES} AND (reason = {PRUNED} OR variant = {BUNDLE}) AND NOT EXISTS ("
+    f"SELECT 1 FROM ops AS fact WHERE fact.seq > ops.seq AND fact.seq <= ops.seq + {FACTS_MAX}"
+    f" AND fact.seq - fact.place - 1 = ops.seq AND fact.reason <> {PRUNED})"
+)
 _CITE = insert_new("cites", "dep, op")
 
 
 @cache
 def _about(without: tuple[int, ...]) -> str:
-    refused = f"AND reason NOT IN ({', '.join(str(int(reason)) for reason in without)})" if without else ""
-    return f"WHERE key = ? AND settled = 1 AND family = ? AND hlc > ? {refused} ORDER BY hlc"
+    refused = ", ".join(str(int(reason)) for reason in (PRUNED, *without))
+    return f"WHERE key = ? AND settled = 1 AND family = ? AND hlc > ? AND reason NOT IN ({refused}) ORDER BY hlc"
 
 
 @cache
@@ -306,6 +315,10 @@ class OpSession(Statements):
     def _stored_after(self, which: str, seq: int, limit: int) -> list[OpRow]:
         return self._stored(f"WHERE seq > ? AND {which} ORDER BY seq LIMIT ?", seq, limit)
 
+    def dead_entries(self, after: int, before: int, limit: int) -> list[OpRow]:
+        """Entries between these numbers of which nothing counts any more."""
+        return self._stored(f"WHERE seq > ? AND seq < ? AND {_DEAD} ORDER BY seq LIMIT ?", after, before, limit)
+
     def first_seq(self) -> int | None:
         """The smallest number of an op that is here."""
         found = self._one("SELECT min(seq) FROM ops")
@@ -315,7 +328,19 @@ class OpSession(Statements):
         return int(self._one(f"SELECT count(*) FROM ops WHERE {ENTRIES}"))
 
     def op_count(self) -> int:
-        return self.head().seq - int(self._one(f"SELECT count(*) FROM ops WHERE variant = {BUNDLE}"))
+        """Without those that were deleted."""
+        gone = "(SELECT coalesce(sum(last - first + 1), 0) FROM gaps)"
+        return self.head().seq - int(self._one(f"SELECT count(*) + {gone} FROM ops WHERE variant = {BUNDLE}"))
+
+    def stored_rows(self, seq: int, limit: int) -> list[OpRow]:
+        """The next entries and facts; facts come without bytes, and entries that their authors did not sign are left
+        out.
+        """
+        rows = [_op_row(row) for row in self._rows(f"{_SELECT} WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)]
+        if self.row_check is None:
+            return rows
+        good = {row.seq for row in self.row_check.ops([row for row in rows if row.place is None])}
+        return [row for row in rows if row.place is not None or row.seq in good]
 
     def facts_of(self, seq: int) -> list[OpRow]:
         """The facts of the bundle with this number, unchecked."""
@@ -332,7 +357,9 @@ class OpSession(Statements):
         return self._ops(f"WHERE seq IN ({_ENTRY_AT} substr(hlc, 13) = ? AND hlc = ?)", hlc[12:], hlc)
 
     def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
-        """In HLC order, except those refused for one of these reasons; only those later than `after`."""
+        """In HLC order, except those that were let go, and those refused for one of these reasons; only those later
+        than `after`.
+        """
         return self._ops(_about(tuple(without)), subject.key, subject.family, after)
 
     def every_op_about(self, subject: Subject, after: bytes = b"") -> list[OpRow]:
@@ -380,6 +407,16 @@ class OpSession(Statements):
         ((count, hlc_of_first),) = self._rows(f"SELECT count(*), ({first}) {_WRITTEN_AFTER}", node, hlc)
         return count, hlc_of_first
 
+    def last_entry_before(self, node: bytes, hlc: bytes) -> OpRow | None:
+        """The author's last entry that begins before this time."""
+        where = f"WHERE substr(hlc, 13) = ? AND hlc < ? AND {ENTRIES} ORDER BY hlc DESC LIMIT 1"
+        return next(iter(self._ops(where, node, hlc)), None)
+
+    def ops_between(self, node: bytes, after: bytes, until: bytes) -> list[OpRow]:
+        """The ops of an author after a time, up to another."""
+        where = f"WHERE substr(hlc, 13) = ? AND hlc > ? AND hlc <= ? AND {OPS} ORDER BY hlc"
+        return self._ops(where, node, after, until)
+
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
         return self._merged(OPS, {node: after}, limit)
 
@@ -405,8 +442,8 @@ class OpSession(Statements):
     def frontier(self) -> dict[bytes, bytes]: ...
 
     def refused_ops(self, limit: int) -> list[OpRow]:
-        """The newest ops on the log that do not count."""
-        return self._ops("WHERE reason <> 0 ORDER BY seq DESC LIMIT ?", limit)
+        """The newest ops on the log that do not count, without those that were let go."""
+        return self._ops(f"WHERE reason <> 0 AND reason <> {PRUNED} ORDER BY seq DESC LIMIT ?", limit)
 
     def ops_refused_for(self, reasons: Sequence[int]) -> list[OpRow]:
         chosen = [int(reason) for reason in reasons]

@@ -8,6 +8,7 @@ from typing import Protocol
 from hocket.kernel.vocabulary import Subject
 from hocket.store.artifact_rows import ArtifactSession, ChecksArtifacts
 from hocket.store.checkpoint_rows import CheckpointSession
+from hocket.store.horizon_rows import HorizonSession
 from hocket.store.intake import IntakeSession
 from hocket.store.job_rows import ChecksJobs
 from hocket.store.local import LocalSession
@@ -56,6 +57,7 @@ class Session(
     ArtifactSession,
     PresenceSession,
     CheckpointSession,
+    HorizonSession,
     LocalSession,
 ):
     row_check: RowCheck | None

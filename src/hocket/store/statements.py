@@ -41,6 +41,8 @@ MAC_TABLES = {
     "held": MacTable("id, wall, body, author", "id"),
     "lock_requests": MacTable("op, scope, process, until, host, boot, namespace, locks", "op", "node"),
     "checkpoints": MacTable("author, state, place, size, hlc, peaks, note, made", "author, state, place"),
+    "gaps": MacTable("first, last, chain", "first"),
+    "bases": MacTable("family, key, last, state", "family, key"),
     "workers": MacTable("name, pid, started, host, boot, namespace, locks", "name", "node"),
 }
 

@@ -2,7 +2,7 @@
 has done it for all. The sweep takes care of what is urgent: jobs of dead processes, leases past their deadline, jobs
 that no worker began in time, due schedules. The maintenance does the rest: ops whose time has come, expired artifacts,
 unused blobs, disk space of the store, the checkpoints of authors, clocks that disagree,
-presence in a store that nodes share.
+presence in a store that nodes share, what retention lets go.
 """
 
 import asyncio
@@ -34,6 +34,9 @@ CLEAR_S = 3600.0
 TRIM_S = 10.0
 # How long a round reads the log for checkpoints, at most.
 CHECKPOINTS_S = 0.05
+# How often it is asked whether the horizon moves, and how long a round follows it, at most.
+PRUNE_S = 30.0
+PRUNING_S = 0.05
 _EVICTING = "evicting artifacts"
 
 
@@ -44,6 +47,8 @@ class Maintenance:
         self._clear_at = environment.monotonic() + CLEAR_S
         self._erased: set[bytes] = set()
         self._trim_at = environment.monotonic() + TRIM_S
+        self._prune_at = environment.monotonic() + PRUNE_S
+        self._has_to_prune = False
 
     async def run(self) -> None:
         """Runs until it is cancelled. Each part of a round runs separately, so that a failure does not stop the
@@ -56,6 +61,7 @@ class Maintenance:
             ("deleting unused blobs", self._clear),
             ("giving back disk space", self._trim),
             ("keeping checkpoints", self._keep_checkpoints),
+            ("letting go what the log need not keep", self._prune),
         )
         while True:
             await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
@@ -107,6 +113,18 @@ class Maintenance:
         has_more = True
         while has_more and self._environment.monotonic() <= until:
             has_more, events = await self._access.call(keeper.step)
+            for event in events:
+                self._emit(event)
+
+    async def _prune(self) -> None:
+        """Follows the horizon for a part of each round. Now and then, looks whether it is to be moved."""
+        keeper, now = self._access.log.horizons, self._environment.monotonic()
+        if now >= self._prune_at:
+            self._prune_at = now + PRUNE_S
+            await self._access.call(keeper.move_if_due)
+            self._has_to_prune = True
+        while self._has_to_prune and self._environment.monotonic() <= now + PRUNING_S:
+            self._has_to_prune, events = await self._access.call(keeper.step)
             for event in events:
                 self._emit(event)
 

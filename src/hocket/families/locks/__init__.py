@@ -33,4 +33,5 @@ FAMILY = Family(
     ),
     projector=_projector,
     accepted=AcquireLocks,
+    based=lambda scope: {each.op for each in (*scope.holds, *scope.waits)},
 )

@@ -18,6 +18,11 @@ def _follow_up(state: Any, op: Any) -> Any:
     return notice(state, op)
 
 
+def _named(state: Any) -> set[bytes]:
+    past = (*state.past, *state.conflicts)
+    return {state.op, *(each.op for each in past), *(each.met for each in state.conflicts)}
+
+
 FAMILY = Family(
     ROW,
     VARIANTS,
@@ -26,4 +31,5 @@ FAMILY = Family(
     resource=Resource("Row", "row", "rows"),
     accepted=PutRow,
     follow_up=_follow_up,
+    based=_named,
 )

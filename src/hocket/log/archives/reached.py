@@ -11,7 +11,8 @@ from hocket.kernel.decoding import decode_json
 from hocket.store import Session
 
 ARCHIVES_MAX = 8
-_KEY = "archives"
+# The key of the node.
+ARCHIVES = "archives"
 
 
 class ArchivedHead(NamedTuple):
@@ -36,7 +37,7 @@ class ReachedArchive(msgspec.Struct, frozen=True):
 
 def reached_archives(session: Session) -> list[ReachedArchive]:
     """The archives that this node has written, the one that was written last first."""
-    noted = session.own_meta(_KEY)
+    noted = session.own_meta(ARCHIVES)
     return [] if noted is None else decode_json(noted, list[ReachedArchive])
 
 
@@ -64,4 +65,4 @@ def note_archive(session: Session, address: str, done_ms: int, until_ms: int, he
     written = {node.hex(): (head.hlc.hex(), head.entry_id.hex()) for node, head in heads.items()}
     others = [each for each in reached_archives(session) if each.address != address]
     noted = [ReachedArchive(address, done_ms, until_ms, written), *others]
-    session.set_own_meta(_KEY, msgspec.json.encode(noted[:ARCHIVES_MAX]))
+    session.set_own_meta(ARCHIVES, msgspec.json.encode(noted[:ARCHIVES_MAX]))

@@ -63,6 +63,8 @@ class AuthorTrees:
         self.link = b""
         self.unsaved = 0
         self.reached: list[ReachedTree] = []
+        # The times of the last settled entries of authors, with which trees begin on a pruned log.
+        self._settled: dict[bytes, bytes] = {}
         self._changed: set[bytes] = set()
         self._anchors: list[CheckpointRow] = []
 
@@ -77,9 +79,18 @@ class AuthorTrees:
                 try:
                     trees.by_author[row.author] = AuthorTree.of(row)
                 except Malformed:
-                    return cls()
+                    return cls._begun(session)
         is_whole = trees.seq == 0 or trees._content() == content
-        return trees if is_whole and trees.is_of(session) else cls()
+        return trees if is_whole and trees.seq and trees.is_of(session) else cls._begun(session)
+
+    @classmethod
+    def _begun(cls, session: Session) -> "AuthorTrees":
+        """Trees before any entry was read: on a pruned log those of the settled entries."""
+        trees = cls()
+        for author, head in settled_trees(session).items():
+            trees.by_author[author], trees._settled[author] = head, head.hlc
+            trees._changed.add(author)
+        return trees
 
     def _content(self) -> bytes:
         """A hash of all trees. In a store that nodes share, another program can put back the old row of one of them."""
@@ -103,6 +114,8 @@ class AuthorTrees:
         self.unsaved += len(rows)
 
     def _take(self, author: bytes, row: OpRow) -> None:
+        if row.hlc <= self._settled.get(author, b""):
+            return
         tree = self.by_author.get(author)
         if tree is None:
             tree = self.by_author[author] = AuthorTree()
@@ -133,6 +146,15 @@ class AuthorTrees:
         self.unsaved = 0
 
 
+def settled_trees(session: Session) -> dict[bytes, AuthorTree]:
+    """The trees of authors up to the horizon, if there is one. Entries before it may be gone."""
+    if session.horizon() is None:
+        return {}
+    return {
+        author: AuthorTree(CompactRange.read(row.size, row.peaks), row.hlc) for author, row in session.heads().items()
+    }
+
+
 def earlier(
     session: Session, author: bytes, size: int, rows: Iterable[CheckpointRow], entries_max: int
 ) -> AuthorTree | None:
@@ -140,8 +162,10 @@ def earlier(
     entries, or they are not here.
     """
     stored = (CheckpointState.ANCHOR, CheckpointState.SIGNED, CheckpointState.TREE)
-    starts = [row for row in rows if row.state in stored and row.size <= size and row.peaks]
-    found = AuthorTree()
+    found = settled_trees(session).get(author, AuthorTree())
+    if size < found.tree.size:
+        return None
+    starts = [row for row in rows if row.state in stored and found.tree.size <= row.size <= size and row.peaks]
     if starts:
         try:
             found = AuthorTree.of(max(starts, key=lambda row: row.size))
@@ -161,18 +185,26 @@ def earlier(
     return found
 
 
+def _settled_at(settled: Mapping[bytes, AuthorTree], row: OpRow) -> bytes:
+    tree = settled.get(row.hlc[12:])
+    return b"" if tree is None else tree.hlc
+
+
 def roots(session: Session, sizes: Mapping[bytes, Iterable[int]]) -> dict[bytes, dict[int, bytes]]:
     """The roots of the trees of these authors at these sizes, read from the log alone; and at the size of each tree
-    itself, which is the greatest.
+    itself, which is the greatest. On a pruned log no root from before the horizon can be told.
     """
-    trees = {author: AuthorTree() for author in sizes}
+    settled = settled_trees(session)
+    trees = {author: settled[author].copy() if author in settled else AuthorTree() for author in sizes}
     wanted = {author: set(each) for author, each in sizes.items()}
     found: dict[bytes, dict[int, bytes]] = {author: {0: CompactRange().root()} for author in sizes}
+    for author, begun in trees.items():
+        found[author][begun.tree.size] = begun.tree.root()
     seq = 0
     while rows := session.stored_entries(seq, LOOK_BACK_STEP):
         for row in rows:
             tree = trees.get(row.hlc[12:])
-            if tree is not None:
+            if tree is not None and (not settled or row.hlc > _settled_at(settled, row)):
                 try:
                     tree.take(row)
                 except Malformed:
@@ -180,6 +212,6 @@ def roots(session: Session, sizes: Mapping[bytes, Iterable[int]]) -> dict[bytes,
                 if tree.tree.size in wanted[row.hlc[12:]]:
                     found[row.hlc[12:]][tree.tree.size] = tree.tree.root()
         seq = rows[-1].seq
-    for author, tree in trees.items():
-        found[author][tree.tree.size] = tree.tree.root()
+    for author, ended in trees.items():
+        found[author][ended.tree.size] = ended.tree.root()
     return found

@@ -19,7 +19,7 @@ from hocket.kernel.checkpoints.notes import (
 from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import Malformed
 from hocket.log.audit import AuditFinding, author_keys
-from hocket.log.checkpoints.trees import roots
+from hocket.log.checkpoints.trees import roots, settled_trees
 from hocket.store import Session, Store
 from hocket.store.checkpoint_rows import CheckpointRow, CheckpointState
 
@@ -67,10 +67,13 @@ class _Comparison:
     def run(self, notes: Sequence[tuple[SignedNote, Checkpoint]]) -> list[AuditFinding]:
         authors = {row.author for row in self._session.checkpoints()}
         rows = [row for author in authors for row in self._session.checkpoints(author)]
-        rows = [row for row in rows if row.state != CheckpointState.READ]
+        rows = [row for row in rows if row.state not in (CheckpointState.READ, CheckpointState.HORIZON)]
         claims = [claim for note in notes if (claim := self._given(*note)) is not None]
         claims += [claim for row in rows if row.note and (claim := self._stored(row)) is not None]
         trees = [row for row in rows if row.peaks and self._is_known(row.author)]
+        settled = {author: tree.tree.size for author, tree in settled_trees(self._session).items()}
+        claims = [claim for claim in claims if claim.checkpoint.size >= settled.get(claim.author, 0)]
+        trees = [row for row in trees if row.size >= settled.get(row.author, 0)]
         sizes: dict[bytes, set[int]] = {}
         for claim in claims:
             sizes.setdefault(claim.author, set()).add(claim.checkpoint.size)

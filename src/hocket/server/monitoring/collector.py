@@ -89,6 +89,8 @@ class Collector:
             metrics.LOG_OPS: {(): found.ops},
             metrics.OPS_NOT_COUNTED: {(reason,): count for reason, count in found.refused_ops.items()},
             metrics.OPS_HELD: {(): found.held_ops},
+            metrics.HORIZON_AGE: {(): (found.horizon_age_ms or 0) / 1000},
+            metrics.DELETED_OPS: {(): found.deleted_ops},
             metrics.OUTBOX_OPS: {(): found.outbox_ops},
             metrics.SYNC_LAG: {(): found.lag_ms / 1000},
             metrics.CHECKPOINTS: {(standing,): count for standing, count in found.checkpoints.items()},
