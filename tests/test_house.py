@@ -364,7 +364,6 @@ LINES_MIN = 40
 SMALL = {
     "bus/listener.py": "short commands do not load asyncio",
     "events/event_logging.py": "only programs that want log lines load logging",
-    "extensions/webhooks/turns.py": "without webhooks, a worker does not load what sends to them",
     "families/json_values.py": "handlers, drafts and artifacts have no other file in common",
     "guard/fences.py": "each guard is loaded without the others",
 }

@@ -12,7 +12,7 @@ import pytest
 
 import hocket.testing
 from hocket.api import Principal, Service, artifacts, jobs, nodes, ops, peers, programs, rights, schedules
-from hocket.api.job_operations import job_submits
+from hocket.api.job_operations import job_answers, job_submits
 from hocket.api.log_operations import author_checkpoints
 from hocket.api.peers import NewInvitation
 from hocket.errors import NotAuthorised
@@ -31,9 +31,9 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     jobs.cancel: ("0", "because"),
     jobs.retry: ("0", "because"),
     jobs.reschedule: ("0", "because", None, 1_000),
-    jobs.approve: ("0", "fine"),
-    jobs.refuse: ("0", "not today"),
-    jobs.answer: ("0", "the first one"),
+    job_answers.approve: ("0", "fine"),
+    job_answers.refuse: ("0", "not today"),
+    job_answers.answer: ("0", "the first one"),
     artifacts.put: (Path(__file__), "s.file", None),
     artifacts.evict: ("0",),
     artifacts.clear: (),
@@ -77,7 +77,7 @@ def test_no_command_is_taken_from_a_principal_of_another_node(command: Callable[
 
 @pytest.mark.parametrize(
     "module",
-    [artifacts, trust, job_submits, jobs, nodes, ops, peers, schedules, programs, rights],
+    [artifacts, trust, job_submits, job_answers, jobs, nodes, ops, peers, schedules, programs, rights],
     ids=lambda each: each.__name__,
 )
 def test_every_function_that_writes_is_among_the_commands(module: ModuleType) -> None:

@@ -83,6 +83,7 @@ def test_an_archive_is_written_and_verified_without_a_node(old: Program, tmp_pat
         (("archive", "--to", "x", "--before", "2026-02-30"), "bad --before '2026-02-30'"),
         (("archive", "--to", "x", "--before", "2999-01-01"), "that day has not ended"),
         (("archive", "--to", "/dev/null", "--before", "90d"), "/dev/null is no folder"),
+        (("archive", "--to", "git+", "--before", "90d"), "git+ needs the folder"),
         (("archive", "--to", "ftp://x", "--before", "90d"), "unknown archive ftp://x"),
         (("verify", "/nowhere"), "/nowhere is not there"),
         (("verify", "/dev"), "/dev has no archive"),

@@ -3,6 +3,7 @@ is changed in one behind its back is found.
 """
 
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -253,3 +254,19 @@ def test_what_cannot_be_archived_says_so(pair: tuple[Author, Author], tmp_path: 
 def test_random_bytes_are_no_file(frame: bytes) -> None:
     with pytest.raises(Malformed):
         decode(frame)
+
+
+def test_an_archive_goes_on_after_what_it_has_was_pruned(tmp_path: Path) -> None:
+    author = Author(READER)
+    author.on_day(1, 3)
+    write(author.log, tmp_path / "archive", 5)
+    with author.log.store.write() as session:
+        # As pruning does; the author's delegation stays.
+        session.order_ops()
+        session._put("DELETE FROM ops WHERE seq > 1")
+    assert write(author.log, tmp_path / "archive", 5) == []
+    with pytest.raises(Conflict, match="has ops that this log has not"):
+        write(author.log, shutil.copytree(tmp_path / "archive", tmp_path / "copy"), 5)
+    author.on_day(6, 2)
+    (grown,) = write(author.log, tmp_path / "archive")
+    assert grown.ops == 2 and found(tmp_path / "archive") == []

@@ -25,6 +25,7 @@ from hocket.kernel.snapshots.leaves import Leaf, LeafTag
 from hocket.kernel.vocabulary import CompleteJob, EvictArtifact, ScheduleJob, SetSchedule, Subject, Telemetry
 from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
+from hocket.log.checkpoints.horizon_notes import horizon_note
 from hocket.log.citations import keyed
 from hocket.log.copies import StoreCopy, export_ops
 from hocket.log.rebuild import rebuild
@@ -535,7 +536,11 @@ def test_deleting_waits_for_an_archive_and_for_witnesses() -> None:
     heads = {each.node.to_bytes(8, "big"): ArchivedHead(pack(each.at), each.entry) for each in _heads(owner, row)}
     owner.log.run(lambda tx: note_archive(tx.session, "/backup", 1, 1, heads))
     assert "1 more" in owner.read(lambda session: owner.log.horizons.missing(session, row))
-    owner.log.run(lambda tx: tx.session.put_cosignature(row.op, bytes(8), b"line"))
+    owner.follow()
+    assert not owner.read(lambda session: session.horizon()).is_deleted, "its own word is not enough"
+    other = world.members[1]
+    other.follow()
+    owner.log.checkpoints.receive([other.read(lambda session: horizon_note(session, row.op))])
     owner.follow()
     assert owner.read(lambda session: session.horizon()).is_deleted
     assert is_sound(owner)

@@ -24,11 +24,11 @@ from hocket.api import (
 )
 from hocket.api.agents import AgentShown
 from hocket.api.job_lists import JobsPage
-from hocket.api.job_operations import job_changes, job_erasure, job_logs, job_news, job_submits
+from hocket.api.job_operations import job_answers, job_changes, job_erasure, job_logs, job_news, job_submits
 from hocket.api.log_operations import author_checkpoints
 from hocket.api.nodes import LiveNode
 from hocket.api.operation import Operation, extension_operations
-from hocket.api.retention import keeping, pruning
+from hocket.api.retention import keeping, pruning, snapshots
 from hocket.api.workers import claiming, ending
 from hocket.errors import Usage
 from hocket.families.jobs.cron import NewSchedule
@@ -176,9 +176,9 @@ class _Methods:
     cancel = Method(jobs.cancel)
     retry = Method(jobs.retry)
     reschedule = Method(jobs.reschedule)
-    approve = Method(jobs.approve)
-    refuse = Method(jobs.refuse)
-    answer = Method(jobs.answer)
+    approve = Method(job_answers.approve)
+    refuse = Method(job_answers.refuse)
+    answer = Method(job_answers.answer)
     ask_for_job = Method(claiming.ask_for_job)
     erase = Method(job_erasure.erase)
     parts = StreamMethod(job_news.parts)
@@ -189,6 +189,9 @@ class _Methods:
     prove_op = Method(author_checkpoints.prove)
     archive_log = Method(ops.archive_log)
     verify_archive = Method(ops.verify_archive)
+    write_snapshot = Method(snapshots.write_snapshot)
+    verify_snapshot = Method(snapshots.verify_snapshot)
+    load_snapshot = Method(snapshots.load_snapshot)
     retain = Method(keeping.retain)
     forecast_retention = Method(keeping.forecast)
     horizon = Method(pruning.horizon)

@@ -20,7 +20,7 @@ from hocket.kernel.clock import parse_hlc
 from hocket.kernel.decoding import convert
 from hocket.kernel.ids import EXACT_MAX, node_text, ulid_text
 from hocket.kernel.ops import BeatPlace
-from hocket.kernel.policy import APPROVER_LENGTH_MAX, DELAY_MS_MAX
+from hocket.kernel.policy import DELAY_MS_MAX
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.node.calls import id_of
 from hocket.store import JobEntry, OpRow, Session, Stage
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hocket.node.node import Node
 
 REASON_CHARS_MAX = 500
-ANSWER_CHARS_MAX = 16_384
 # The most jobs of one answer over HTTP, and how long one waits for a job.
 PAGE_MAX = 1_000
 WAIT_MS_MAX = 50_000
@@ -46,14 +45,6 @@ JobText = Annotated[
 ]
 NotBefore = Annotated[int, Meta(ge=0, le=EXACT_MAX, description="When the job may start, in ms since 1970.")]
 StartDelay = Annotated[int, Meta(ge=0, le=DELAY_MS_MAX, description="How long from now it may not start; 0 for now.")]
-AnswerNote = Annotated[
-    str, Meta(max_length=REASON_CHARS_MAX, description="Why; it is on the log."), InShell("--note", metavar="TEXT")
-]
-AnsweringAgent = Annotated[
-    str,
-    Meta(min_length=1, max_length=APPROVER_LENGTH_MAX, description="The agent; default: the token's own."),
-    InShell(metavar="NAME", help="The agent that answers. Default: $HOCKET_AGENT, else your user."),
-]
 ChangeReason = Annotated[str, Meta(min_length=1, max_length=REASON_CHARS_MAX, description="Why; it is on the log.")]
 
 
@@ -65,7 +56,6 @@ def kind_asked(service: Service, asked: Arguments) -> list[str]:
 READ_KIND = TokenNeed("Job", "Read", kind_asked)
 READ = TokenNeed("Job", "Read", is_judged_later=True)
 CHANGE = TokenNeed("Job", "Schedule", is_judged_later=True)
-APPROVE = TokenNeed("Job", "Approve", is_judged_later=True)
 
 
 class OpLine(ServiceAnswer, frozen=True):
@@ -419,87 +409,9 @@ def reschedule(
     return brief(service, job_id)
 
 
-@operation(
-    *("approve_job", "POST /v1/jobs/{job}/approve", APPROVE, "approve"),
-    show=lambda done: [Line(f"approved {done.job_id}")],
-)
-def approve(service: Service, job: JobText, note: AnswerNote = "", agent: AnsweringAgent | None = None) -> JobBrief:
-    """Let a job start that waits for your approval. Only the agent that the job names can, and it needs the grant
-    job:approve for the kind.
-
-    \b
-      hocket job approve 01J9ZC --note "checked with the team"
-      hocket job approve 01J9ZC --agent alice
-    """
-    service.check_writer()
-    job_id, name = _asked_job(service, job, agent)
-    service.node.job(job_id).approve(note, agent=name)
-    return brief(service, job_id)
-
-
-@operation(
-    *("refuse_job", "POST /v1/jobs/{job}/refuse", APPROVE, "refuse"),
-    show=lambda done: [Line(f"refused {done.job_id}")],
-)
-def refuse(service: Service, job: JobText, note: AnswerNote = "", agent: AnsweringAgent | None = None) -> JobBrief:
-    """Refuse a job that waits for your approval: it is cancelled. Only the agent that the job names can.
-
-    \b
-      hocket job refuse 01J9ZC --note "not before the release"
-    """
-    service.check_writer()
-    job_id, name = _asked_job(service, job, agent)
-    service.node.job(job_id).refuse(note, agent=name)
-    return brief(service, job_id)
-
-
-def asks_caller(service: Service, job: JobDetails) -> bool:
-    """Whether the job waits for the approval of the agent that asks, and it may give that."""
-    approver, _, node = str(job.options.get("approval_by", "")).partition("@")
-    is_here = node in ("", node_text(service.runtime.log.node))
-    is_asked = job.wait_reason is WaitReason.APPROVAL and approver == service.own_agent(None, approver) and is_here
-    return is_asked and service.may("Job", "Approve", job.kind)
-
-
-def _asked_job(service: Service, job: str, agent: str | None) -> tuple[str, str]:
-    """The job, and the agent in whose name its approval is answered."""
-    with service.read() as session:
-        found = found_job(service, session, job, "Approve")
-    return ulid_text(found.id), service.own_agent(agent, (found.policy.approval_by or "").partition("@")[0])
-
-
-@operation(
-    *("answer_job", "POST /v1/jobs/{job}/answer", CHANGE, "answer"),
-    show=lambda done: [Line(f"answered {done.job_id}")],
-)
-def answer(
-    service: Service,
-    job: JobText,
-    text: Annotated[str, Meta(max_length=ANSWER_CHARS_MAX, description="The answer."), InShell(metavar="TEXT")],
-    question: Annotated[str, Meta(pattern=ULID, description="The question; default: the one that is open.")]
-    | None = None,
-    agent: AnsweringAgent | None = None,
-) -> JobBrief:
-    """Answer what a job asks while it runs. Only the agent that the job asks can.
-
-    \b
-      hocket job answer 01J9ZC "the second one"
-    """
-    from hocket.families.jobs.questions import open_question
-
-    service.check_writer()
-    with service.read() as session:
-        found = found_job(service, session, job, "Schedule")
-        asked = open_question(session, found, service.runtime.log.physical())
-    name = service.own_agent(agent, "" if asked is None else asked.agent)
-    job_id = ulid_text(found.id)
-    service.node.job(job_id).answer(text, agent=name, question=question)
-    return brief(service, job_id)
-
-
 def _question(service: Service, session: Session, job: "Job") -> JobQuestion | None:
     """What the job asks; its text only for who may read it: the agent that is asked, or one with the grant."""
-    from hocket.families.jobs.questions import open_question
+    from hocket.families.inbox.questions import open_question
 
     found = open_question(session, job, service.runtime.log.physical())
     if found is None:

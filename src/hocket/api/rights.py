@@ -2,6 +2,7 @@
 delegations, and the late ops that wait for a decision.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from hocket.api.operation import operation
 from hocket.api.views import Line, Table, View, moment, seen, table
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.texts import counted
@@ -73,12 +75,15 @@ class CoordinatorSet(ServiceAnswer, frozen=True):
 
 
 class LateOps(ServiceAnswer, frozen=True):
-    """Ops of a node that arrived long after the delegation they rely on had ended."""
+    """Ops of a node that arrived long after the delegation they rely on had ended, `received_ms` the first. Those
+    `behind` came after a horizon had passed their time: they are on the log, and never count.
+    """
 
     node: str
     name: str
     ops: int
     received_ms: int
+    behind: int = 0
 
 
 class LateDecided(ServiceAnswer, frozen=True):
@@ -242,20 +247,25 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
 
 
-_show_late = table(LateOps, "no ops wait for a decision", {"node": "name", "ops": "ops", "came": seen("received_ms")})
+_show_late = table(
+    LateOps,
+    "no ops wait for a decision",
+    {"node": "name", "ops": "ops", "came": seen("received_ms"), "behind the horizon": "behind"},
+)
 
 
 @operation("list_late_ops", "GET", show=_show_late)
 def late(service: Service) -> list[LateOps]:
-    """The late ops that wait, by author."""
+    """The late ops that wait, and those that a horizon had passed, by author."""
     with service.read() as session:
         names = {each.node: each.shown for each in members_of(service, session)}
         waiting = session.late_ops()
+        behind = Counter(row.hlc[12:] for row in session.ops_refused_for((Reason.BEHIND_HORIZON,)))
     found = []
-    for author in dict.fromkeys(each.author for each in waiting):
-        held = [each for each in waiting if each.author == author]
+    for author in dict.fromkeys((*(each.author for each in waiting), *sorted(behind))):
+        received = [each.received for each in waiting if each.author == author]
         shown = names.get(int.from_bytes(author, "big"), author.hex())
-        found.append(LateOps(author.hex(), shown, len(held), held[0].received))
+        found.append(LateOps(author.hex(), shown, len(received), min(received, default=0), behind[author]))
     return found
 
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -15,7 +15,8 @@ from hocket.api import ops, rights
 from hocket.api.jobs import OpLine, rejected
 from hocket.api.log_operations import author_checkpoints
 from hocket.api.ops import LIMIT_MAX
-from hocket.api.retention import keeping, pruning
+from hocket.api.retention import keeping, pruning, snapshots
+from hocket.api.views import moment
 from hocket.cli.declarations import App, Argument, CommandContext, Option
 from hocket.cli.derived import add_operations, perform
 from hocket.cli.options import ArchiveOption, private_file
@@ -23,9 +24,12 @@ from hocket.cli.printing import console, emit, notice, on_terminal, progress, sa
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.kernel.texts import clean, counted
+from hocket.log.snapshots.folder import SnapshotFolder
 
 if TYPE_CHECKING:
+    from hocket.api import Service
     from hocket.api.ops import PassLine
+    from hocket.api.retention.snapshots import SnapshotShown
     from hocket.node.runtime import Runtime
     from hocket.work.derivation import Derivation
 
@@ -142,10 +146,16 @@ def import_log(
 
     Exit code 1 if any op was rejected. Importing again changes nothing.
 
+    With the folder of a snapshot, the log begins anew from its horizon: settled ops that the snapshot does not have go.
+
     \b
       hocket log import backup.ops
       hocket log import /backup/hocket
+      hocket log import snapshot
     """
+    if file != "-" and SnapshotFolder(Path(file)).is_complete():
+        _import_snapshot(file)
+        return
     from hocket.api import ops
     from hocket.api.checks import TWINS
     from hocket.events.nodes import NodeForked
@@ -177,6 +187,43 @@ def import_log(
         raise Failed(f"the file is damaged: {admitted.unread} ops after that were not imported; use an intact copy")
     if admitted.rejected:
         raise Failed("rejected ops were not imported; all others are on the log")
+
+
+def _import_snapshot(path: str) -> None:
+    with open_service() as service:
+        done = snapshots.load_snapshot(service, path)
+    emit(done)
+    say(f"{counted(done.added, 'op')} came in, {counted(done.deleted, 'settled op')} went")
+    if done.rewritten:
+        say(f"{counted(done.rewritten, 'op')} of this node were late and were written again")
+    if done.dropped:
+        say(f"{counted(done.dropped, 'op')} of this node would not count any more and were left out", "warn")
+
+
+@app.command()
+def snapshot(
+    to: Annotated[Path, Argument("DIR", "A new folder.")],
+) -> None:
+    """Write what remains up to the horizon into a folder: a node that cannot reach another one begins from it.
+
+    Anyone can verify it: the horizon is signed, and as many nodes have cosigned it as the owner's rules ask for.
+
+    \b
+      hocket log snapshot /media/usb/snapshot
+      hocket log verify /media/usb/snapshot
+      hocket log import /media/usb/snapshot      (on the other machine, after hocket join)
+    """
+    with open_service() as service:
+        shown = snapshots.write_snapshot(service, to)
+    emit(shown)
+    say(f"{_snapshot_text(shown)} written to {to}")
+
+
+def _snapshot_text(shown: "SnapshotShown") -> str:
+    return (
+        f"{counted(shown.ops, 'op')} and {counted(shown.states, 'state')} of {counted(shown.authors, 'node')},"
+        f" settled until {moment(shown.horizon_ms)}, cosigned by {counted(len(shown.witnesses), 'other node')},"
+    )
 
 
 @app.command()
@@ -255,7 +302,8 @@ def verify(
     Ops that were cut off together with the end mark are missed by a peer that has cosigned a checkpoint of them, so
     peers are asked. Without peers, keep the printed head, or a checkpoint, somewhere else.
 
-    An archive is checked by itself. No node is needed; that of --home or $HOCKET_HOME only says which mesh it must be.
+    An archive, or a snapshot, is checked by itself. No node is needed; that of --home or $HOCKET_HOME only says which
+    mesh it must be of.
 
     \b
       hocket log verify
@@ -266,7 +314,10 @@ def verify(
     if archive is not None:
         if head is not None or checkpoint:
             raise Usage("--head and --checkpoint are about the log of a node; give an archive or one of these")
-        _verify_archive(archive)
+        if SnapshotFolder(Path(archive)).is_complete():
+            _verify_snapshot(Path(archive))
+        else:
+            _verify_archive(archive)
         return
     expected = None if head is None else _head(head)
     kept = [_file(each) for each in checkpoint or ()]
@@ -290,10 +341,24 @@ def _file(path: Path) -> bytes:
         raise Usage(f"cannot read {path}: {error.strerror}") from None
 
 
+@contextmanager
+def _named_service() -> "Iterator[Service | None]":
+    """The node that the command line or the environment names; None without one."""
+    named = settings.home is not None or os.environ.get("HOCKET_HOME")
+    with open_service() if named else nullcontext() as service:
+        yield service
+
+
+def _verify_snapshot(path: Path) -> None:
+    with _named_service() as service:
+        shown = snapshots.prove_snapshot(service, path)
+    emit(shown)
+    say(f"{_snapshot_text(shown)} verified, of the mesh of {shown.mesh}")
+
+
 def _verify_archive(address: str) -> None:
     with ExitStack() as stack:
-        named = settings.home is not None or os.environ.get("HOCKET_HOME")
-        service = stack.enter_context(open_service()) if named else None
+        service = stack.enter_context(_named_service())
         audit = ops.prove_archive(service, address, stack.enter_context(progress("verifying")))
     emit(audit._asdict() | {"findings": [each._asdict() for each in audit.findings]})
     for each in audit.findings:

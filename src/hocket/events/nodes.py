@@ -55,6 +55,26 @@ class ProgramDiffers(Event):
     difference: str
 
 
+class SnapshotTaken(Event):
+    """The peer has let go of ops that this node lacked. `rewritten` counts this node's own late ops, which were written
+    again, and `dropped` those of them that would not count any more.
+    """
+
+    level = INFO
+    address: str
+    added: int
+    deleted: int
+    rewritten: int = 0
+    dropped: int = 0
+
+    def __str__(self) -> str:
+        took = f"took a snapshot from {self.address}: {counted(self.added, 'op')} came in"
+        went = f", {counted(self.deleted, 'settled op')} went"
+        again = f", {counted(self.rewritten, 'op')} of this node were written again" if self.rewritten else ""
+        lost = f", {counted(self.dropped, 'op')} would not count any more" if self.dropped else ""
+        return took + went + again + lost
+
+
 class NodeForked(Event):
     level = ERROR
     sentence = (

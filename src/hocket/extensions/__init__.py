@@ -128,7 +128,7 @@ register(
     Extension(
         "webhooks",
         operations=("extensions.webhooks.operations",),
-        tasks={"sending webhooks": "extensions.webhooks.turns:sending"},
+        tasks={"sending webhooks": "extensions.file_tasks:sending"},
         commands={
             "webhook": ("extensions.webhooks.operations:commands", "Send events to other programs."),
         },
@@ -136,7 +136,7 @@ register(
     Extension(
         "agent_calls",
         operations=("extensions.agent_calls.operations",),
-        tasks={"calling agents": "extensions.agent_calls.calling:calling"},
+        tasks={"calling agents": "extensions.file_tasks:calling"},
         commands={
             "a2a": ("extensions.agent_calls.operations:commands", "Have agents of other makers do jobs, over A2A."),
         },

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.errors import StoreError
 from hocket.families.jobs import rules as schedules
@@ -453,6 +453,20 @@ class PermissionsReader:
             rows = self._registers.read(session, fresh)
         finally:
             self.is_reading = False
+        return self._judged(session, fresh, rows)
+
+    def of(self, empty: Session, ops: Sequence[Op]) -> Permissions:
+        """The permissions that these ops make by themselves, on an empty log."""
+        in_order = sorted(ops, key=lambda op: op.timestamp)
+        rows = RegisterRows([], [], [], [], {op.id: op for op in in_order})
+        by_type: dict[type, list[Any]] = {Delegated: rows[0], Revoked: rows[1], Coordinator: rows[2], Fork: rows[3]}
+        for op in in_order:
+            if (row := row_of(op)) is not None:
+                by_type[type(row)].append(row)
+        rows.forks.sort(key=lambda fork: (fork.since, fork.op_id))
+        return self._judged(empty, ops, rows)
+
+    def _judged(self, session: Session, fresh: Iterable[Op], rows: RegisterRows) -> Permissions:
         permissions = self._made(session, fresh, rows)
         unauthorised = [
             each

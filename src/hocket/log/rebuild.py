@@ -101,15 +101,9 @@ def rebuild(
         session.order_ops()
         count = session.op_count()
         if head.rebuilding in (None, START):
-            session.drop_projections()
-            session.mark_settled([op.seq for op in session.unsettled_ops(head.settled, None)])
-            permissions = _legislate(session, permissions_reader, now)
-            _lay_bases(session, permissions_reader, now, permissions)
-            session.put_head(
-                head._replace(settled=head.seq, unsettled=0, rebuilding=START, permissions_state=permissions)
-            )
+            _begin(session, permissions_reader, now)
     done = 0
-    while taken := _step(store, permissions_reader, now):
+    while taken := _step_of(store, permissions_reader, now):
         done += taken
         progress(min(done, count), count)
     with store.write() as session:
@@ -119,6 +113,24 @@ def rebuild(
     families = after.keys() | (before or {}).keys()
     changed = () if before is None else tuple(sorted(each for each in families if before.get(each) != after.get(each)))
     return Rebuilt(count, None if before is None else before[JOB], after[JOB], changed)
+
+
+def rebuild_at_once(session: Session, permissions_reader: PermissionsReader, now: int) -> None:
+    """Derives everything anew in the transaction of a caller, who has changed the log. All of it is kept, or none."""
+    session.order_ops()
+    _begin(session, permissions_reader, now)
+    while _step(session, permissions_reader, now):
+        pass
+    session.put_head(session.head()._replace(rebuilding=None))
+
+
+def _begin(session: Session, permissions_reader: PermissionsReader, now: int) -> None:
+    head = session.head()
+    session.drop_projections()
+    session.mark_settled([op.seq for op in session.unsettled_ops(head.settled, None)])
+    permissions = _legislate(session, permissions_reader, now)
+    _lay_bases(session, permissions_reader, now, permissions)
+    session.put_head(head._replace(settled=head.seq, unsettled=0, rebuilding=START, permissions_state=permissions))
 
 
 def _legislate(session: Session, permissions_reader: PermissionsReader, now: int) -> int:
@@ -159,33 +171,37 @@ def _is_replayed(session: Session, cut: "SettledCut | None", row: OpRow) -> bool
     return base is None or row.hlc > base.last
 
 
-def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
+def _step_of(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
     with store.write() as session:
         session.lock_permissions(exclusive=True)
-        head = session.head()
-        if head.rebuilding is None:
-            return 0  # another process was rebuilding too, and has finished
-        rows = session.ops_in_order(head.rebuilding, STEP)
-        if not rows:
-            return 0
-        _replay(session)
-        # Ops that share a timestamp belong together; the last op of the batch may have twins after it.
-        rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
-        count = len(rows)
-        projection = Projection(session, permissions_reader)
-        projection.begin(now, head.permissions_state)
-        projection.jobs.is_rebuilding = True
-        cut, end = projection.cut, rows[-1].hlc
-        rows = [row for row in rows if _is_replayed(session, cut, row)]
-        for index, row in enumerate(rows):
-            twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
-            reason = int(projection.replayed(keyed(row), integrity=twin))
-            if reason != row.reason:
-                session.set_reasons([(reason, row.id)])
-        projection.flush()
-        _count(session, head, projection.permissions, rows)
-        session.put_head(head._replace(rebuilding=end, permissions_state=projection.permissions_state))
-        return count
+        return _step(session, permissions_reader, now)
+
+
+def _step(session: Session, permissions_reader: PermissionsReader, now: int) -> int:
+    head = session.head()
+    if head.rebuilding is None:
+        return 0  # another process was rebuilding too, and has finished
+    rows = session.ops_in_order(head.rebuilding, STEP)
+    if not rows:
+        return 0
+    _replay(session)
+    # Ops that share a timestamp belong together; the last op of the batch may have twins after it.
+    rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
+    count = len(rows)
+    projection = Projection(session, permissions_reader)
+    projection.begin(now, head.permissions_state)
+    projection.jobs.is_rebuilding = True
+    cut, end = projection.cut, rows[-1].hlc
+    rows = [row for row in rows if _is_replayed(session, cut, row)]
+    for index, row in enumerate(rows):
+        twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
+        reason = int(projection.replayed(keyed(row), integrity=twin))
+        if reason != row.reason:
+            session.set_reasons([(reason, row.id)])
+    projection.flush()
+    _count(session, head, projection.permissions, rows)
+    session.put_head(head._replace(rebuilding=end, permissions_state=projection.permissions_state))
+    return count
 
 
 def _replay(session: Session) -> None:

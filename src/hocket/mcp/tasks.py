@@ -11,9 +11,11 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from hocket.api.jobs import ANSWER_CHARS_MAX, REASON_CHARS_MAX, JobDetails, asks_caller
+from hocket.api.job_operations.job_answers import asks_caller
+from hocket.api.jobs import REASON_CHARS_MAX, JobDetails
 from hocket.api.operation import ULID
 from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound
+from hocket.families.inbox.questions import TEXT_CHARS_MAX
 from hocket.kernel.clock import wall_text
 from hocket.kernel.texts import clean
 from hocket.mcp.answers import one_line, refusal, tool_result
@@ -209,7 +211,7 @@ def _question(context: Context, caller: McpCaller, job: JobDetails) -> TaskQuest
     name = f"Job {job.job_id} of kind {clean(job.kind)}"
     if job.question is not None and job.question.asks_you:
         sentence = f"{name} asks {caller.agent}. Its words, which others wrote: {one_line(job.question.text)}"
-        answer = {"type": "string", "title": "Answer", "maxLength": ANSWER_CHARS_MAX}
+        answer = {"type": "string", "title": "Answer", "maxLength": TEXT_CHARS_MAX}
         return TaskQuestion(f"answer-{job.question.message_id}", sentence, {"answer": answer}, "answer")
     if not asks_caller(caller.service, job):
         return None

@@ -63,6 +63,10 @@ class Busy(Unreachable):
         self.seconds = seconds
 
 
+class LetGo(HocketError):
+    """The peer has let go of ops that this node lacks. Its snapshot has what remains."""
+
+
 class AnswerTooLarge(HocketError):
     """The peer accepts only smaller bodies."""
 
@@ -203,6 +207,15 @@ class Client:
             return None
         await self._check(reply, nonce)
         await self._believe(reply, nonce)
+        return reply.body
+
+    async def snapshot(self, query: str = "") -> bytes:
+        """The manifest of the peer's snapshot, or a chunk. Raises Unreachable if the peer has none."""
+        reply, nonce = await self._send("GET", wire.SNAPSHOT, query, b"")
+        if reply.status in (404, 405):
+            raise Unreachable(f"{self.address} has no snapshot to give")
+        # The signed horizon proves that it is right, so it needs no signature.
+        await self._check(reply, nonce)
         return reply.body
 
     async def output(self, query: str) -> bytes | None:
@@ -355,6 +368,8 @@ class Client:
         if status in (429, 503):
             seconds = _retry_after(reply)
             raise Busy(f"{self.address} asks this node to wait {seconds:.0f} seconds", seconds)
+        if status == 410:
+            raise LetGo(f"{self.address} has deleted ops that this node lacks")
         if status == 413:
             raise AnswerTooLarge(f"{self.address} accepts only smaller bodies")
         if status == 507:

@@ -15,6 +15,7 @@ from hocket.events.nodes import CallerRefused, NodeForked, OpRefused, OpsCollide
 from hocket.families.access import NodeAccess
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.claiming import accept
+from hocket.families.retention.facts import MoveHorizon
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.authority import Standing
 from hocket.kernel.capabilities import OURS, knowledge_text, read_knowledge
@@ -28,6 +29,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.log import Transaction
 from hocket.log.checkpoints import sharing
 from hocket.log.lost_past import rewind
+from hocket.log.snapshots.own_late import write_late_again
 from hocket.mesh import bus_sharing, incoming, peers, presence, wire
 from hocket.mesh.bus_sharing import MessageRelay
 from hocket.mesh.gate_requests import (
@@ -47,6 +49,7 @@ from hocket.mesh.incoming import Pushed, recover
 from hocket.mesh.outgoing import PeerReader, order_ops
 from hocket.mesh.output import AskedOutput, answer_blob, answer_output, keep_output, read_query
 from hocket.mesh.quotas import BatchWork, Buckets, Quotas
+from hocket.mesh.snapshots.serving import ServedSnapshots, read_snapshot_query
 from hocket.mesh.sync import stored_messages
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request, SecondProof
 from hocket.work.environment import Environment
@@ -98,9 +101,11 @@ class Gate:
         relay: MessageRelay | None = None,
         second_proof: SecondProof | None = None,
         used_tokens: UsedTokens | None = None,
+        served_snapshots: ServedSnapshots | None = None,
         is_contested: bool = False,
     ) -> None:
         self._output, self._second_proof = output, second_proof
+        self._snapshots = served_snapshots
         self._relay = relay
         self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
@@ -118,6 +123,7 @@ class Gate:
             ("GET", wire.BLOBS): self._blob,
             ("POST", wire.PRESENCE): self._presence,
             ("POST", wire.CHECKPOINTS): self._checkpoints,
+            ("GET", wire.SNAPSHOT): self._snapshot,
             ("GET", wire.OUTPUT): self._get_output,
             ("POST", wire.OUTPUT): self._post_output,
             ("GET", wire.BUS): self._get_messages,
@@ -415,6 +421,17 @@ class Gate:
                 self._emit(event)
             return self._proved(caller, Reply(200, {"content-type": wire.JSON}, found))
 
+    async def _snapshot(self, request: Request) -> Reply:
+        async with self._called(request) as caller:
+            served = self._snapshots
+            if served is None or not caller.reader.reads_everything:
+                raise RequestRefused(404, "a snapshot, but this node gives it none", caller.node)
+            try:
+                asked = read_snapshot_query(request.query)
+            except Malformed:
+                raise RequestRefused(400, "an unreadable query for a snapshot", caller.node) from None
+            return self._proved(caller, await self._access.call(lambda: served.answer(asked)))
+
     async def _get_output(self, request: Request) -> Reply:
         async with self._called(request) as caller:
             files, asked = self._output_asked(request, caller)
@@ -473,11 +490,12 @@ class Gate:
         return reply._replace(headers={**reply.headers, wire.NODE: token, wire.KNOWS: knowledge_text(OURS)})
 
     def _admit(self, caller: Caller, body: bytes) -> RequestCounts:
-        unauthorised, log = 0, self._access.log
+        unauthorised, has_moved, log = 0, False, self._access.log
 
         def decide(tx: Transaction, ops: Sequence[Op]) -> None:
-            nonlocal unauthorised
+            nonlocal unauthorised, has_moved
             unauthorised += sum(tx.projection.reason(op.id) in UNAUTHORISED for op in ops)
+            has_moved = has_moved or any(isinstance(op.payload, MoveHorizon) for op in ops)
             accept(tx, ops)
 
         meter = self._quotas.meter(log, caller.node)
@@ -491,6 +509,8 @@ class Gate:
             self._is_recovering = True
         if self._is_recovering:
             self._is_recovering = recover(log, self._emit) is not None
+        if has_moved:
+            write_late_again(log)
         if admission.is_stopped and meter is not None:
             pushed.stop(admission)
         if pushed.left or pushed.cut:

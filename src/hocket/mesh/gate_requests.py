@@ -194,6 +194,8 @@ class OpPages:
         if known is not None and not has_lost:
             self._note_shared(since[own])
         made = self._page(caller, since, limit, has_lost)
+        if made.gaps:
+            raise RequestRefused(410, "a frontier from before ops that were let go", caller.node)
         if made.whole:
             # A reader's frontier proves nothing about authors that are not on this log.
             self._gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})

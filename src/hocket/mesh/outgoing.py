@@ -15,10 +15,10 @@ import msgspec
 from hocket.bus.hints import LOG, NOTHING, Changes, gathered
 from hocket.kernel.authority import Authority
 from hocket.kernel.bundles import read_facts
-from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc, pack, unpack
+from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc, just_after, pack, unpack
 from hocket.kernel.frontier import Frontier, merge
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import Op, decode, encode
+from hocket.kernel.ops import NO_ID, Op, decode, encode, link_to
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.sanitise import sanitised
 from hocket.kernel.vocabulary import (
@@ -36,6 +36,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Log
 from hocket.log.lost_past import own_history
+from hocket.log.snapshots.own_late import note_old_given
 from hocket.mesh.wire import BODY_BYTES_MAX
 from hocket.store import OpRow, OpSession, Session, Store
 
@@ -52,7 +53,8 @@ _SANITISED = number_of(Sanitised)
 class Page(NamedTuple):
     """Ops in HLC order. `seen` is the end of the page and may be told to the reader; `scanned` is how far this node
     searched. A `whole` page contains everything that the reader could have now; then `ours` is this node's own frontier
-    at that moment.
+    at that moment. Of the authors in `gaps` ops were let go that the reader lacks, so it has none of them: see
+    `snapshots`.
     """
 
     bodies: list[bytes]
@@ -60,6 +62,7 @@ class Page(NamedTuple):
     scanned: Frontier
     whole: bool
     ours: Frontier
+    gaps: frozenset[int] = frozenset()
 
 
 class PeerReader(NamedTuple):
@@ -106,6 +109,15 @@ def page(
     with log.store.read() as session:
         if without_own or own_history(session, log.node).is_behind:
             gathered.at[log.node] = Hlc(U64_MAX, U32_MAX, log.node)
+        if to.reads_everything:
+            gathered.links = settled_links(session, since)
+    made = _filled(log, to, gathered, own_only, limit)
+    if log.node in made.seen and made.seen[log.node] != since.get(log.node):
+        note_old_given(log, made.seen[log.node])
+    return made
+
+
+def _filled(log: Log, to: PeerReader, gathered: "_Gathered", own_only: int | None, limit: int) -> Page:
     step = _FIRST_STEP
     while limit > len(gathered.bodies):
         asked = min(step, limit - len(gathered.bodies))
@@ -116,10 +128,48 @@ def page(
             if not all(gathered.take(session, row) for row in rows):
                 break
         if len(rows) < asked:
-            return Page(gathered.bodies, gathered.seen, gathered.scanned, True, ours)
+            return Page(gathered.bodies, gathered.seen, gathered.scanned, True, ours, gathered.gaps())
         largest = max(len(row.body) for row in rows)
         step = max(1, min(STEP_OPS_MAX, 2 * step, STEP_BYTES // largest))
-    return Page(gathered.bodies, gathered.seen, gathered.scanned, False, {})
+    return Page(gathered.bodies, gathered.seen, gathered.scanned, False, {}, gathered.gaps())
+
+
+class SettledLinks:
+    """Of an author whose settled ops may have been deleted: which link its next entry has for this reader; None if that
+    cannot be said here. The entry `head`, with which the settled ones end, is never deleted.
+    """
+
+    def __init__(self, head: bytes, link: bytes | None) -> None:
+        self._head, self._link = head, link
+
+    def follows(self, row: OpRow) -> bool:
+        """Whether nothing is missing between the entry before and this one."""
+        if decode(row.body).link != self._link:
+            return False
+        self._link = link_to(row.id)
+        return True
+
+    def ends_with(self, row: OpRow) -> bool:
+        return row.id == self._head
+
+
+def settled_links(session: Session, since: Frontier) -> dict[int, SettledLinks]:
+    """The authors of whom the reader lacks settled entries."""
+    found: dict[int, SettledLinks] = {}
+    for author, head in session.heads().items():
+        node = int.from_bytes(author, "big")
+        at = since.get(node)
+        if at is None or pack(at) < head.hlc:
+            found[node] = SettledLinks(head.entry, link_to(NO_ID) if at is None else _link_after(session, at))
+    return found
+
+
+def _link_after(session: Session, at: Hlc) -> bytes | None:
+    """The link of the entry after the one of this time. Who asks for an entry once more names the time before it."""
+    if here := session.entries_at(pack(at)):
+        return link_to(here[0].id)
+    again = session.entries_at(pack(just_after(at)))
+    return decode(again[0].body).link if again else None
 
 
 class _Gathered:
@@ -133,6 +183,8 @@ class _Gathered:
         self._to, self._left, self._signed = to, size, signed
         self._left_for_later: set[int] = set()
         self._kinds = JobKinds()
+        self.links: dict[int, SettledLinks] = {}
+        self._gaps: set[int] = set()
         self.bodies: list[bytes] = []
         self.seen, self.at, self.scanned = dict(since), dict(scanned), dict(scanned)
 
@@ -144,6 +196,9 @@ class _Gathered:
         """False if the page is full before this op."""
         stamp = unpack(row.hlc)
         author = stamp.node
+        if author in self.links and not self._links_up(author, row):
+            self._gaps.add(author)
+            self._left_for_later.add(author)
         try:
             body = _outgoing(session, self._to, row, self._kinds)
         except Undecided:
@@ -160,6 +215,17 @@ class _Gathered:
             self.scanned[author] = stamp
         self.at[author] = stamp
         return True
+
+    def _links_up(self, author: int, row: OpRow) -> bool:
+        links = self.links[author]
+        if not links.follows(row):
+            return False
+        if links.ends_with(row):
+            del self.links[author]
+        return True
+
+    def gaps(self) -> frozenset[int]:
+        return frozenset(self._gaps)
 
 
 def _rows(session: OpSession, since: Frontier, own_only: int | None, to: int, limit: int) -> list[OpRow]:

@@ -6,11 +6,12 @@ where it stopped.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
-from hocket.errors import HocketError
+from hocket.errors import Conflict, Failed, HocketError
 from hocket.events import Emit
-from hocket.events.nodes import NodeForked, OpRefused
+from hocket.events.nodes import NodeForked, OpRefused, SnapshotTaken
 from hocket.families.access import NodeAccess
 from hocket.families.jobs.claiming import accept
 from hocket.kernel.capabilities import Knowledge
@@ -22,12 +23,14 @@ from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission
 from hocket.log.limits import OFFSET_MS_MIN, known_offset, note_delivered, note_offset
 from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
+from hocket.log.snapshots.own_late import OLD_MS, write_late_again
 from hocket.log.transaction import GAPS
 from hocket.mesh import incoming, outgoing, peers
-from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Client, PeerAnswer, PushCounts, Refused
+from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Client, LetGo, PeerAnswer, PushCounts, Refused
 from hocket.mesh.incoming import Received, is_brought, is_own, recover
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.quotas import BatchWork, Quotas
+from hocket.mesh.snapshots.fetching import take_snapshot
 from hocket.mesh.wire import look, note
 from hocket.store import Session
 from hocket.work.environment import Environment
@@ -122,9 +125,16 @@ class PeerExchange:
     """What this process knows about one peer, and the exchanges with it, one at a time."""
 
     def __init__(
-        self, client: Client, access: NodeAccess, environment: Environment, quotas: Quotas, emit: Emit
+        self,
+        client: Client,
+        access: NodeAccess,
+        environment: Environment,
+        quotas: Quotas,
+        emit: Emit,
+        fetched_snapshot: Path | None = None,
     ) -> None:
         self.client = client
+        self._fetched_snapshot = fetched_snapshot
         self._access, self._environment, self._quotas, self._emit = access, environment, quotas, emit
         self._lock = asyncio.Lock()
         # How many exchanges have begun; and the last whole one that worked, with its number.
@@ -138,6 +148,8 @@ class PeerExchange:
         self._cursor: Frontier = {}
         self._began = self._rechecked = environment.monotonic()
         self._compared = self._recovered = self._shared = -COMPARE_S
+        # When the peer was last asked, by the machine's clock.
+        self._asked_ms = 0
         self._knows: Knowledge | None = None
         # By how much the peer's clock is ahead, as the store says.
         self._offset_ms: int | None = None
@@ -174,18 +186,28 @@ class PeerExchange:
         await client.meet()
         start = await self._access.call(self._begin)
         out: Page | None = None
+        if abs(self._environment.physical_ms() - self._asked_ms) >= OLD_MS:
+            # A horizon may have been moved meanwhile: what is late must not be pushed before that is known.
+            self._theirs = None
+        self._asked_ms = self._environment.physical_ms()
         before = self._theirs or {}
         if self._theirs is not None and client.node is not None:
             out = await self._next_page(PAGE_BYTES_MAX)
         if unless_idle and self._theirs is not None and (out is None or not out.bodies):
             return Exchanged(client.address, client.node, peers.OK)
         first: PeerAnswer | None = None
-        if out is not None and out.bodies and client.is_hocket:
-            counts, first = await client.exchange(out.bodies, start.since)
-            tally.push(counts, out, before)
-            if not counts.retry_s and not counts.rejected:
-                self._delivered = out.scanned.get(self._access.log.node, self._delivered)
-        theirs = await self._pull(start, first, tally)
+        try:
+            if out is not None and out.bodies and client.is_hocket:
+                counts, first = await client.exchange(out.bodies, start.since)
+                tally.push(counts, out, before)
+                if not counts.retry_s and not counts.rejected:
+                    self._delivered = out.scanned.get(self._access.log.node, self._delivered)
+            theirs = await self._pull(start, first, tally)
+        except LetGo:
+            out, first, start = None, None, await self._take_snapshot()
+            theirs = await self._pull(start, None, tally)
+        if tally.pulled or self._last is None:
+            await self._access.call(lambda: write_late_again(self._access.log))
         node = await client.prove()
         if node is None:
             theirs = None
@@ -239,6 +261,20 @@ class PeerExchange:
         return Exchanged(
             client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, retry_s, answered
         )
+
+    async def _take_snapshot(self) -> _Start:
+        """Begins anew from the peer's snapshot, because the peer has let go of ops that this node lacks. Raises Refused
+        if there is none that this node can take.
+        """
+        if self._fetched_snapshot is None:
+            raise Refused(f"{self.client.address} has let go of ops that this node lacks")
+        try:
+            loaded = await take_snapshot(self._access, self.client, self._fetched_snapshot)
+        except (Conflict, Failed) as error:
+            raise Refused(str(error)) from None
+        self._emit(SnapshotTaken(self.client.address, loaded.added, loaded.deleted, loaded.rewritten, loaded.dropped))
+        self._theirs = None
+        return await self._access.call(self._begin)
 
     async def _note_offset(self, node: int) -> None:
         """Notes by how much the peer's clock differs from this one, if that has changed."""
@@ -294,7 +330,10 @@ class PeerExchange:
         some of them, or such an author has two histories; then the first op that differs proves it.
         """
         since = {author: at for author, at in start.since.items() if author not in tally.unlinked}
-        return await self._pull(start._replace(since=since), None, tally)
+        # If the peer has let go of them, it cannot show where they differ.
+        with suppress(LetGo):
+            return await self._pull(start._replace(since=since), None, tally)
+        return None
 
     async def _recover(self, start: _Start, tally: _Tally) -> str | None:
         """Gets back ops of this node's own that the peer has and this node has lost. Returns why nothing can be pushed,
@@ -334,7 +373,8 @@ class PeerExchange:
         """
         start = await self._access.call(self._begin)
         since = {author: just_before(at) for author, at in start.since.items() if at.wall}
-        await self._pull(start._replace(since=since), None, tally)
+        with suppress(LetGo):
+            await self._pull(start._replace(since=since), None, tally)
 
     async def _pull(self, start: _Start, first: PeerAnswer | None, tally: _Tally) -> Frontier | None:
         """Pulls until nothing is left. Returns the peer's frontier; None if the peer could not give it."""

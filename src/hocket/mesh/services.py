@@ -21,6 +21,8 @@ from hocket.mesh.loop import SyncLoop
 from hocket.mesh.output import OutputPushes
 from hocket.mesh.peers import Trust
 from hocket.mesh.quotas import Buckets, Quotas
+from hocket.mesh.snapshots.fetching import FETCHED
+from hocket.mesh.snapshots.serving import SERVED, ServedSnapshots
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request, SecondProof, look, note
 from hocket.work.environment import Environment
@@ -63,7 +65,11 @@ class MeshServices:
         # Ops that a node pushes and ops that are pulled from it count together.
         self._quotas = Quotas(environment.monotonic, emit)
         self.exchanges = Exchanges(
-            access, key, self.transport, environment, emit=emit, quotas=self._quotas, second_proof=second_proof
+            *(access, key, self.transport, environment),
+            emit=emit,
+            quotas=self._quotas,
+            second_proof=second_proof,
+            fetched_snapshot=processes / FETCHED,
         )
         self.relay: MessageRelay | None = None
         """Set it before the loop and the gate are made, to carry messages of the bus between the nodes."""
@@ -115,6 +121,7 @@ class MeshServices:
             relay=self.relay,
             second_proof=self._second_proof,
             used_tokens=UsedTokens(self._processes),
+            served_snapshots=ServedSnapshots(self.access.log, self._processes / SERVED),
         )
 
     async def _join(self, request: Request) -> Reply:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 
 from hocket.breakers import refusal, transition
 from hocket.bus.hints import Changes, about
@@ -41,7 +42,9 @@ SEEN_AGAIN_MS = 10_000
 
 
 class Exchanges:
-    """Exchanges with any peer, by address. Use it on one event loop."""
+    """Exchanges with any peer, by address. `fetched_snapshot` is the folder for a snapshot while it is fetched. Use it
+    on one event loop.
+    """
 
     def __init__(
         self,
@@ -54,8 +57,10 @@ class Exchanges:
         emit: Emit = ignore,
         quotas: Quotas | None = None,
         second_proof: SecondProof | None = None,
+        fetched_snapshot: Path | None = None,
     ) -> None:
         self._second_proof = second_proof
+        self._fetched_snapshot = fetched_snapshot
         self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
         self.transport = GuardedTransport(transport, access, environment, emit)
@@ -227,7 +232,10 @@ class Exchanges:
             )
             # Another task may have been faster.
             self._peers.setdefault(
-                address, PeerExchange(client, self._access, self._environment, self._quotas, self._emit)
+                address,
+                PeerExchange(
+                    *(client, self._access, self._environment, self._quotas, self._emit), self._fetched_snapshot
+                ),
             )
         return self._peers[address]
 

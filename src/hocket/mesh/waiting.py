@@ -87,7 +87,7 @@ class WaitReader:
         return self._out_of_reach(entry.job) or self._dated(self._no_worker(entry.job) or self._limit(entry.job))
 
     def _held(self, job: Job) -> Waiting:
-        from hocket.families.jobs.questions import open_question
+        from hocket.families.inbox.questions import open_question
 
         question = open_question(self._session, job, self._now)
         if question is not None:

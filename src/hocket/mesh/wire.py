@@ -28,6 +28,7 @@ HEALTH = "/healthz"
 BLOBS = "/v1/blobs"
 PRESENCE = "/v1/presence"
 OUTPUT = "/v1/output"
+SNAPSHOT = "/v1/snapshot"
 # Messages for agents, under both names. The first is older than the Agent2Agent protocol and has nothing to do with it;
 # nodes still send to it, because those of earlier versions know no other.
 DELIVER = "/v1/a2a/deliver"

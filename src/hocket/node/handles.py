@@ -9,8 +9,9 @@ from typing import TypeVar as AnyTypeVar
 from hocket.bus.hints import Changes, about
 from hocket.errors import Conflict, Failed, Usage
 from hocket.families.blobs import Blobs
+from hocket.families.inbox import questions
 from hocket.families.inbox.requests import check_agent, default_agent
-from hocket.families.jobs import approving, questions, view
+from hocket.families.jobs import approving, view
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.drafts import Duration
 from hocket.families.jobs.parts import Part

@@ -31,7 +31,7 @@ from hocket.api import (
     rows,
     schedules,
 )
-from hocket.api.job_operations import job_changes, job_erasure, job_logs, job_news, job_submits
+from hocket.api.job_operations import job_answers, job_changes, job_erasure, job_logs, job_news, job_submits
 from hocket.api.log_operations import author_checkpoints
 from hocket.api.operation import (
     PAGE_DEFAULT,
@@ -349,6 +349,7 @@ MODULES = (
     agents,
     job_lists,
     job_submits,
+    job_answers,
     job_changes,
     job_erasure,
     jobs,

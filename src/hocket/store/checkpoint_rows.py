@@ -14,6 +14,7 @@ class CheckpointState(StrEnum):
     """A row is how far an author's TREE goes; an ANCHOR, which is what the tree was every so many entries; the last
     checkpoint that was SIGNED by the author and has the root of this node's own tree; one that goes AHEAD of the
     entries here; one that is in CONFLICT with what is here. READ is one row: the number of the last entry in the trees.
+    The note about a HORIZON has the op that moved it in the place of an author.
     """
 
     TREE = "tree"
@@ -22,6 +23,7 @@ class CheckpointState(StrEnum):
     AHEAD = "ahead"
     CONFLICT = "conflict"
     READ = "read"
+    HORIZON = "horizon"
 
 
 class CheckpointRow(NamedTuple):

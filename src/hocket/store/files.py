@@ -6,8 +6,12 @@ closing it would release SQLite's own locks.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from hocket.errors import StoreError
 
 # The byte of the shared-memory file that a writer locks.
 _WRITE_BYTE = 120
@@ -81,3 +85,12 @@ def is_full(path: str) -> bool:
     except OSError:
         return False
     return found.f_bavail * found.f_frsize < FULL_BYTES or (found.f_files > 0 and found.f_favail == 0)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Says in a sentence which path cannot be written. Raises StoreError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from None

@@ -108,6 +108,11 @@ class HorizonSession(Statements):
     def drop_base(self, subject: Subject) -> None:
         self._put("DELETE FROM bases WHERE family = ? AND key = ?", subject)
 
+    def drop_settled(self) -> None:
+        """Drops heads and bases, and what was left to do: those of another horizon take their place."""
+        for table in ("heads", "bases", "pruning"):
+            self._put(f"DELETE FROM {table}")
+
     # What is left to do.
 
     def put_pruning(self, rows: Iterable[PruningRow]) -> None:
@@ -155,12 +160,3 @@ class HorizonSession(Statements):
         """Deletes the rows with these numbers, and their citations. The caller puts the gap."""
         self._put("DELETE FROM cites WHERE op IN (SELECT id FROM ops WHERE seq BETWEEN ? AND ?)", (first, last))
         self._put("DELETE FROM ops WHERE seq BETWEEN ? AND ?", (first, last))
-
-    # What other nodes say of a horizon.
-
-    def cosignatures(self, horizon: bytes) -> dict[bytes, bytes]:
-        """Lines of a signed note, by the nodes that have signed them."""
-        return dict(self._rows("SELECT node, line FROM cosignatures WHERE horizon = ?", horizon))
-
-    def put_cosignature(self, horizon: bytes, node: bytes, line: bytes) -> None:
-        self._put(upsert("cosignatures", "horizon, node, line", "horizon, node"), (horizon, node, line))

@@ -166,7 +166,6 @@ KEPT = {
     "bases": _with_mac("bases"),
     "gaps": _with_mac("gaps"),
     "pruning": UnloggedTable("family, key, last, state, kept", "family, key"),
-    "cosignatures": UnloggedTable("horizon, node, line", "horizon, node"),
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (

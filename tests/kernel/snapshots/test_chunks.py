@@ -35,7 +35,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def manifest_of(cut_up: Sequence[SnapshotChunk]) -> SnapshotManifest:
-    return SnapshotManifest(chunks.FORMAT, "did:key:z6Mk", b"op", b"note", tuple(each.range for each in cut_up))
+    return SnapshotManifest(
+        chunks.FORMAT, "did:key:z6Mk", b"op", (b"law",), b"note", tuple(each.range for each in cut_up)
+    )
 
 
 def some_leaves(count: int = 12) -> list[Leaf]:

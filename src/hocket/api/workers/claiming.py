@@ -13,10 +13,10 @@ from hocket.api.operation import ULID, Arguments, OperationGroup, TokenNeed, ope
 from hocket.api.views import Line
 from hocket.bus.hints import about
 from hocket.errors import HocketError, NotFound, StoreError, Unreachable, Usage
-from hocket.families.jobs import questions
+from hocket.families.inbox import questions
+from hocket.families.inbox.questions import TEXT_CHARS_MAX as QUESTION_CHARS_MAX
+from hocket.families.inbox.questions import AskedQuestion
 from hocket.families.jobs.apart import Erased, check_kept, unsalted
-from hocket.families.jobs.questions import TEXT_CHARS_MAX as QUESTION_CHARS_MAX
-from hocket.families.jobs.questions import AskedQuestion
 from hocket.families.jobs.requests import KIND_LENGTH_MAX
 from hocket.families.liveness import OVER_HTTP
 from hocket.kernel.ids import ulid_text

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hocket.errors import StoreError, Usage
+from hocket.extensions.file_tasks import AGENTS_FILE as FILE
 from hocket.kernel.decoding import decode_json
 
-FILE = "agents.json"
 AGENTS_MAX = 100
 URL_CHARS_MAX = 2_048
 TOKEN_CHARS_MAX = 8_192

@@ -1,5 +1,5 @@
-"""A worker for jobs that agents of other makers do: beside every process that keeps the node up, one at a time, for the
-agents that the owner of the home has named. The kind of such a job ends with the name of its agent.
+"""A worker for jobs that agents of other makers do, in one process of a node at a time, for the agents that the owner
+of the home has named. The kind of such a job ends with the name of its agent.
 
 The message has the job's id, so an agent that knows it from an earlier try goes on with its first task; besides, the
 job's checkpoint names the task. What the agent asks, the job asks who submitted it. If the job is cancelled, so is the
@@ -8,18 +8,17 @@ task.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hocket.bus.hints import about
 from hocket.cancelling import end_tasks
 from hocket.errors import HocketError, NotAuthorised
 from hocket.events import Emit
 from hocket.extensions.agent_calls.a2a_client import A2aClient, AgentRefused
-from hocket.extensions.agent_calls.agent_file import FILE, ForeignAgent, read_agents
-from hocket.families.liveness import ProcessTurn
+from hocket.extensions.agent_calls.agent_file import ForeignAgent, read_agents
+from hocket.extensions.file_tasks import LOOK_S, Changed
 from hocket.kernel.ids import content_hash
 from hocket.work.environment import WorkerOptions
 from hocket.work.handler_errors import Fatal
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
     from hocket.node.node import Node
 
 KIND = "hocket.agent."
-# The family of the hint that an agent was added or removed.
-AGENTS = "foreign_agent"
-TURN = "agents.turn"
-# How often to look for changes without a hint.
-LOOK_S = 10.0
 CALLS_MAX = 64
 RETRIES = 20
 # How often a task is looked at: at first, and in the end.
@@ -59,25 +53,11 @@ class FoundTask(NamedTuple):
     artifacts: list[Any]
 
 
-def calling(node: "Node", emit: Emit) -> Callable[[], Awaitable[None]]:
-    return _Calling(node, emit).run
-
-
-class _Calling:
+class AgentCalls:
     def __init__(self, node: "Node", emit: Emit) -> None:
         self._node, self._emit = node, emit
 
-    async def run(self) -> None:
-        home = self._node.runtime.home
-        with closing(self._node.listen(about(AGENTS))) as changes:
-            while True:
-                turn = ProcessTurn.take(home.processes, TURN) if (home.path / FILE).exists() else None
-                if turn is not None:
-                    with closing(turn):
-                        await self._serve(changes.wait)
-                await changes.wait(LOOK_S)
-
-    async def _serve(self, changed: Callable[[float], Awaitable[object]]) -> None:
+    async def serve(self, changed: Changed) -> None:
         """Returns when no agent is left."""
         served: dict[str, ForeignAgent] = {}
         working: asyncio.Task[None] | None = None

@@ -23,7 +23,8 @@ from hocket.extensions.agent_calls.agent_file import (
     read_agents,
     write_agents,
 )
-from hocket.extensions.agent_calls.calling import AGENTS, KIND
+from hocket.extensions.agent_calls.calling import KIND
+from hocket.extensions.file_tasks import AGENTS
 from hocket.kernel.decoding import decode_json
 
 ForeignName = Annotated[str, Meta(min_length=1, max_length=63, description="The agent's name here."), InShell()]

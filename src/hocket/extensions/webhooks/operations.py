@@ -15,10 +15,10 @@ from hocket.api.ops import EventKind, EventSubmitter, EventTypes, filter_of
 from hocket.api.views import Line, Pairs, View, table
 from hocket.bus.hints import about
 from hocket.errors import Conflict, HocketError, NotFound, Usage
+from hocket.extensions.file_tasks import WEBHOOKS
 from hocket.extensions.webhooks.addresses import URL_CHARS_MAX, AllowList, read_entry, read_url
 from hocket.extensions.webhooks.delivery import deliver, new_secret
 from hocket.extensions.webhooks.sending import NOT_DONE, file_of, kind_of
-from hocket.extensions.webhooks.turns import WEBHOOKS
 from hocket.extensions.webhooks.webhook_file import ALLOWED_MAX, WEBHOOKS_MAX, Webhook, Webhooks
 from hocket.families.jobs.rules import Outcome
 from hocket.kernel.clock import wall_text

@@ -14,9 +14,9 @@ from hocket.cancelling import end_tasks
 from hocket.errors import HocketError
 from hocket.events import Emit
 from hocket.events.workers import StepFailed
+from hocket.extensions.file_tasks import LOOK_S
 from hocket.extensions.webhooks.addresses import AllowList
 from hocket.extensions.webhooks.delivery import deliver
-from hocket.extensions.webhooks.turns import LOOK_S
 from hocket.extensions.webhooks.webhook_file import Webhook, WebhookFile, Webhooks
 from hocket.families.jobs import requests
 from hocket.families.jobs.authorship import is_own
@@ -64,7 +64,7 @@ class Sender:
         self._programs: dict[str, Program | None] = {}
         self._places: dict[str, int] = {}
 
-    async def send(self, changed: Callable[[float], Awaitable[object]]) -> None:
+    async def serve(self, changed: Callable[[float], Awaitable[object]]) -> None:
         """Returns when there are no webhooks left."""
         self._places = await self._node.call(self._file.places)
         following: dict[Webhook, asyncio.Task[None]] = {}

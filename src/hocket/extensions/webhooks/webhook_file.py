@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from hocket.errors import StoreError, Unreachable
-from hocket.extensions.webhooks.turns import FILE
+from hocket.extensions.file_tasks import WEBHOOKS_FILE as FILE
 from hocket.families.liveness import ProcessTurn
 from hocket.kernel.decoding import decode_json
 from hocket.node.log_events import EventFilter

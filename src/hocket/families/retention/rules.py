@@ -5,6 +5,7 @@ since. But it may not pass over a word of the owner that is settled itself.
 """
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +28,8 @@ from hocket.kernel.vocabulary import Subject
 MATCH_CHARS_MAX = 255
 # More rules than this on one log are not written.
 RULES_MAX = 256
-WITNESSES_MAX = 64
+# A note on a root has no more cosignatures, besides that of who has moved the horizon.
+WITNESSES_MAX = 7
 KEEP_MS_MAX = 100 * 366 * 86_400_000
 _SUBJECT = Subject(RETENTION, RETENTION_KEY)
 
@@ -76,7 +78,7 @@ class Retentions(SubjectRules[Retention]):
 
     def refusal(self, state: Retention | None, op: Op, context: FoldContext, citing: Citing) -> Reason | None:
         refused = context.refusal(op, "")
-        if refused is None and isinstance(op.payload, MoveHorizon) and not _may_move(op, context):
+        if refused is None and isinstance(op.payload, MoveHorizon) and not may_move(op, context):
             refused = Reason.NOT_COORDINATOR
         return refused or citing()
 
@@ -96,7 +98,16 @@ class Retentions(SubjectRules[Retention]):
 RETENTIONS = Retentions(Retention)
 
 
-def _may_move(op: Op, context: FoldContext) -> bool:
+class Movers(Protocol):
+    """What decides who may move the horizon: see `FoldContext` and the permissions of a log."""
+
+    def arbiter(self, at: Hlc) -> int | None: ...
+    def is_overtaken(self, at: Hlc) -> bool: ...
+    def refusal(self, op: Op, word: str, /) -> Reason | None: ...
+
+
+def may_move(op: Op, context: Movers) -> bool:
+    """Whether the author of an op is the one who moves the horizon at that time."""
     arbiter = context.arbiter(op.timestamp)
     if arbiter is not None:
         return arbiter == op.node_id and not context.is_overtaken(op.timestamp)

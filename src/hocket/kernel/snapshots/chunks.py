@@ -31,11 +31,13 @@ FORMAT = 1
 # A chunk ends before the leaf with which it would have more leaves or bytes than this.
 CHUNK_LEAVES_MAX = 8_192
 CHUNK_BYTES_MAX = 1024 * 1024
-# The largest leaf: a base may be larger than an op, because it is a folded state.
-LEAF_BYTES_MAX = 8 * 1024 * 1024
-CHUNK_SIZE_MAX = CHUNK_BYTES_MAX + LEAF_BYTES_MAX + 64
+# The largest leaf: a base may be larger than an op, because it is a folded state. A chunk with it, and a manifest, fit
+# into one answer between nodes.
+LEAF_BYTES_MAX = 7 * 1024 * 1024
+CHUNK_SIZE_MAX = LEAF_BYTES_MAX + 8 * CHUNK_LEAVES_MAX + 32
+MANIFEST_BYTES_MAX = 7 * 1024 * 1024
 CHUNKS_MAX = 65_536
-MANIFEST_BYTES_MAX = 64 * 1024 * 1024
+LAW_MAX = 65_536
 _HASH = fixed(32)
 # A run has two subtrees of each height at most.
 _SUBTREES_MAX = 128
@@ -49,13 +51,15 @@ class ChunkRange(msgspec.Struct, frozen=True):
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
-    """`horizon` is the signed op that moved the horizon, `note` the cosignatures on its root, as a signed note. A node
-    by itself has none.
+    """`horizon` is the signed op that moved the horizon, and `law` are the ops by which it counts: the rules that it
+    depends on, and what says who may do what, up to that op. `note` has the cosignatures on the root, as a
+    signed note; a node by itself has none.
     """
 
     format: int
     mesh: str
     horizon: bytes
+    law: tuple[bytes, ...]
     note: bytes
     chunks: tuple[ChunkRange, ...]
 
@@ -79,7 +83,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
 
 
 _RANGE = struct(ChunkRange, U64, seq(_HASH, _SUBTREES_MAX))
-_MANIFEST = struct(SnapshotManifest, U32, STR, BYTES, BYTES, seq(_RANGE, CHUNKS_MAX))
+_MANIFEST = struct(SnapshotManifest, U32, STR, BYTES, seq(BYTES, LAW_MAX), BYTES, seq(_RANGE, CHUNKS_MAX))
 
 
 def encode_manifest(manifest: SnapshotManifest) -> bytes:
@@ -94,7 +98,7 @@ def decode_manifest(data: bytes) -> SnapshotManifest:
     if said != FORMAT:
         raise Malformed(f"the snapshot has format {said}, and this program reads {FORMAT}; upgrade hocket")
     manifest = decode_value(_MANIFEST, data)
-    if len(manifest.horizon) > MAX_OP_BYTES or len(manifest.note) > NOTE_BYTES_MAX:
+    if max(map(len, (manifest.horizon, *manifest.law))) > MAX_OP_BYTES or len(manifest.note) > NOTE_BYTES_MAX:
         raise Malformed("an op or a note of the manifest is too large")
     first = 0
     for each in manifest.chunks:

@@ -24,10 +24,12 @@ def target_at(address: str | Path) -> ArchiveTarget:
     """The target of an address: git+DIR, or the path of a folder. Raises Usage."""
     text = str(address)
     if text.startswith(GIT):
-        return git_target(Path(text.removeprefix(GIT)))
+        if text == GIT:
+            raise Usage("git+ needs the folder of a repository, like git+/backup/hocket")
+        return git_target(Path(text.removeprefix(GIT)).absolute())
     if "://" in text:
         raise Usage(f"unknown archive {text}; give a folder, or git+DIR")
-    return folder_target(Path(text))
+    return folder_target(Path(text).absolute())
 
 
 class ArchivePlace(NamedTuple):

@@ -22,8 +22,6 @@ _TIMEOUT_S = 600
 
 
 def git_target(path: Path) -> ArchiveTarget:
-    if not path.name:
-        raise Usage("git+ needs the folder of a repository, like git+/backup/hocket")
     folder = folder_target(path, f"{GIT}{path}")
     return folder._replace(writing=partial(_committing, path, folder))
 

@@ -45,11 +45,19 @@ def archived_heads(session: Session) -> dict[bytes, ArchivedHead]:
     """How far the ops of each author are in some archive of this node. Authors are eight bytes, as in the store."""
     found: dict[bytes, ArchivedHead] = {}
     for archive in reached_archives(session):
-        for author, (hlc, entry_id) in archive.heads.items():
-            node, head = bytes.fromhex(author), ArchivedHead(bytes.fromhex(hlc), bytes.fromhex(entry_id))
+        for node, head in noted_heads(session, archive.address).items():
             if node not in found or head.hlc > found[node].hlc:
                 found[node] = head
     return found
+
+
+def noted_heads(session: Session, address: str) -> dict[bytes, ArchivedHead]:
+    """Where the last complete run into this archive has ended, for each author."""
+    found = next((each.heads for each in reached_archives(session) if each.address == address), {})
+    return {
+        bytes.fromhex(author): ArchivedHead(bytes.fromhex(hlc), bytes.fromhex(entry))
+        for author, (hlc, entry) in found.items()
+    }
 
 
 def note_archive(session: Session, address: str, done_ms: int, until_ms: int, heads: dict[bytes, ArchivedHead]) -> None:

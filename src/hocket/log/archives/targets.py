@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.postcard import Malformed
 from hocket.log.archives.day_file import FILE_BYTES_MAX
-from hocket.store.files import sync_directory
+from hocket.store.files import sync_directory, written
 
 
 class ArchiveTarget(NamedTuple):
@@ -85,7 +85,7 @@ def _listed(path: Path) -> list[str]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    with _written(path):
+    with written(path):
         path.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDONLY)
     try:
@@ -104,7 +104,7 @@ def _put(folder: Path, name: str, frame: bytes) -> None:
     path = folder / name
     # A writer that was killed may have left it.
     unfinished = path.with_name(f".{path.name}.new")
-    with _written(path):
+    with written(path):
         path.parent.mkdir(exist_ok=True)
         try:
             with unfinished.open("wb") as file:
@@ -116,11 +116,3 @@ def _put(folder: Path, name: str, frame: bytes) -> None:
             unfinished.unlink(missing_ok=True)
         for each in (path.parent, folder):
             sync_directory(each)
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from None

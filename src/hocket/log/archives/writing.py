@@ -17,7 +17,7 @@ from hocket.kernel.vocabulary import Bundle, Sanitised, number_of
 from hocket.log import Log
 from hocket.log.archives.archive import Archive, ArchivePlace, target_at
 from hocket.log.archives.day_file import FORMAT, DayFile, Header, day_of, encode, fits, start_of
-from hocket.log.archives.reached import ArchivedHead, note_archive
+from hocket.log.archives.reached import ArchivedHead, note_archive, noted_heads
 from hocket.log.audit import author_keys
 from hocket.store import OpRow, Session
 
@@ -51,6 +51,7 @@ def write_archive(
         total = session.entry_count()
         keys = author_keys(session, log.user)
         authors = sorted(int.from_bytes(node, "big") for node in session.frontier())
+        noted = noted_heads(session, target.shown)
     archive, until_ms, done = Archive(target), start_of(day_of(before_ms)), 0
     heads: dict[bytes, ArchivedHead] = {}
     with nullcontext() if dry_run else target.writing():
@@ -58,6 +59,7 @@ def write_archive(
             if author not in keys:
                 raise StoreError(f"no delegation says which key node {node_text(author)} has. Run `hocket log verify`")
             days = _AuthorDays(log, archive, author, keys[author], until_ms)
+            days.noted = noted.get(author.to_bytes(8, "big"))
             for file in days.files():
                 place = ArchivePlace(file.header.author, file.header.day, file.header.part)
                 frame = encode(file)
@@ -80,6 +82,8 @@ class _AuthorDays:
         self._log, self._archive, self._until_ms = log, archive, until_ms
         self._author, self._key = author, key
         self.head: ArchivedHead | None = None
+        self.noted: ArchivedHead | None = None
+        """Where the last complete run has ended. What is archived may be pruned since."""
 
     def files(self) -> Iterator[DayFile]:
         """The files that the archive lacks, and its last one again if it has grown."""
@@ -113,7 +117,12 @@ class _AuthorDays:
             day, has_grown = its_day, True
             ops.append(raw)
             size += len(raw)
-        if last is not None and not is_here and unpack(after).wall < self._until_ms:
+        if (
+            last is not None
+            and not is_here
+            and unpack(after).wall < self._until_ms
+            and self._end(ops[-1]) != self.noted
+        ):
             raise self._foreign(last)
         if has_grown:
             yield self._file(day, part, ops)

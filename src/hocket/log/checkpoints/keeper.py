@@ -33,6 +33,7 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.signing import OpSigner
+from hocket.log.checkpoints.horizon_notes import is_horizon_note, take_horizon_note
 from hocket.log.checkpoints.trees import ANCHOR_ENTRIES, AuthorTree, AuthorTrees, earlier
 from hocket.log.permissions import Permissions
 from hocket.log.transaction import GAPS
@@ -150,11 +151,19 @@ class CheckpointKeeper:
                 has_more, left = self._read_entries(session), left - STEP_ENTRIES
             keys = session.nodes()
             known = {row.note for row in session.checkpoints()}
-            found = [self._read(each, keys) for each in notes if each not in known]
-        good = [each for each in found if each is not None]
-        if not good:
+            new = [each for each in notes if each not in known]
+        user = self._log.user
+        about_horizons = [each for each in new if is_horizon_note(each, user)]
+        good = [note for each in new if (note := self._read(each, keys)) is not None]
+        if not good and not about_horizons:
             return []
-        return self._write(lambda session: [event for each in good for event in self._judge(session, each, keys)])
+
+        def judge(session: Session) -> list[Event]:
+            for each in about_horizons:
+                take_horizon_note(session, each, user, keys)
+            return [event for each in good for event in self._judge(session, each, keys)]
+
+        return self._write(judge)
 
     # The trees.
 

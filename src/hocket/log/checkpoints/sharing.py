@@ -123,6 +123,8 @@ def _notes(log: Log, session: Session, peer_has: Hlc | None) -> dict[str, list[s
         is_private = row.author == log.author and row.state == CheckpointState.SIGNED and row.hlc > until
         if row.state in _TOLD and not is_private:
             found.setdefault(row.author.hex(), []).append(row.note.decode())
+        elif row.state == CheckpointState.HORIZON:
+            found[f"{row.state} {row.author.hex()}"] = [row.note.decode()]
     return found
 
 

@@ -67,7 +67,7 @@ class _Comparison:
     def run(self, notes: Sequence[tuple[SignedNote, Checkpoint]]) -> list[AuditFinding]:
         authors = {row.author for row in self._session.checkpoints()}
         rows = [row for author in authors for row in self._session.checkpoints(author)]
-        rows = [row for row in rows if row.state != CheckpointState.READ]
+        rows = [row for row in rows if row.state not in (CheckpointState.READ, CheckpointState.HORIZON)]
         claims = [claim for note in notes if (claim := self._given(*note)) is not None]
         claims += [claim for row in rows if row.note and (claim := self._stored(row)) is not None]
         trees = [row for row in rows if row.peaks and self._is_known(row.author)]

@@ -27,8 +27,10 @@ from hocket.kernel.clock import U32_MAX, Hlc, pack
 from hocket.kernel.ids import node_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.ops import Op
+from hocket.kernel.signing import OpSigner
 from hocket.kernel.vocabulary import Subject
 from hocket.log.archives.reached import archived_heads
+from hocket.log.checkpoints.horizon_notes import cosign_horizon, horizon_checkpoint, horizon_witnesses, members_of
 from hocket.log.citations import keyed
 from hocket.log.permissions import Permissions, writers
 from hocket.log.retention.remaining import references
@@ -64,6 +66,8 @@ class RetentionLog(Protocol):
 
     @property
     def rules(self) -> Rules: ...
+    @property
+    def signer(self) -> OpSigner: ...
     def permissions(self, session: Session | None = None) -> Permissions: ...
     def run(self, request: Callable[[Transaction], T]) -> T: ...
 
@@ -292,6 +296,7 @@ class HorizonKeeper:
             horizon = Horizon(coming.op.id, coming.payload.at_ms, coming.op.timestamp, coming.rules)
             tx.session.put_heads(settlement.heads)
             tx.projection.move_horizon(HorizonRow(coming.op.id, coming.payload.at_ms, forgotten_ms(horizon)))
+            self._cosign(tx.session, coming, settlement)
             return True
 
         self._log.run(begin)
@@ -301,6 +306,11 @@ class HorizonKeeper:
         if not self._log.run(switch):
             return _DONE
         return HorizonStep(True, [HorizonMoved(coming.payload.at_ms, settlement.gone_ops)])
+
+    def _cosign(self, session: Session, coming: NextHorizon, settlement: Settlement) -> None:
+        log = self._log
+        found = horizon_checkpoint(log.user, coming.op.id, settlement.leaves, settlement.root)
+        cosign_horizon(session, found, log.node, log.user, log.signer.note_signature, log.physical())
 
     def _follow_some(self, row: HorizonRow) -> HorizonStep:
         def request(tx: Transaction) -> None:
@@ -329,7 +339,9 @@ class HorizonKeeper:
         if not is_archived and not all(each.waives_archive for each in rules):
             return "an archive that reaches the horizon: run `hocket log archive`"
         wanted = max((each.witnesses for each in rules), default=0)
-        cosigned = len(session.cosignatures(row.op))
+        log, permissions = self._log, self._log.permissions(session)
+        members = members_of(session.nodes(), permissions.authority, permissions.forks, log.physical())
+        cosigned = len(horizon_witnesses(session, row.op, log.user, members) - {op.node_id})
         if cosigned < wanted:
             return f"the cosignatures of {wanted - cosigned} more nodes"
         return None

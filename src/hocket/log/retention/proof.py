@@ -19,12 +19,14 @@ from hocket.kernel.snapshots.leaf_contents import (
     partial_leaf,
 )
 from hocket.kernel.snapshots.leaves import Leaf, LeafTag
-from hocket.kernel.vocabulary import Subject
+from hocket.kernel.vocabulary import Payload, Subject
 from hocket.log.citations import keyed
 from hocket.store import OpRow, Session
 from hocket.store.op_rows import BUNDLE, PRUNED
 
 STEP = 500
+# The node's key of the op of the horizon with which it has taken a snapshot.
+_TAKEN = "snapshot"
 
 
 def remaining_leaves(session: Session, signed: Callable[[bytes], bytes] = lambda op: op) -> Iterator[Leaf]:
@@ -65,14 +67,25 @@ def gone_places(session: Session, row: OpRow) -> tuple[tuple[int, ...], int]:
     return tuple(place for place, each in enumerate(facts) if each.reason == PRUNED), len(facts)
 
 
+def note_taken(session: Session, moved: bytes) -> None:
+    """Keeps the op of a horizon that came with a snapshot: on the log it comes after what its author wrote before."""
+    session.set_own_meta(_TAKEN, moved)
+
+
+def _taken_with(session: Session, op_id: bytes) -> Payload | None:
+    kept = session.own_meta(_TAKEN)
+    op = decode(kept) if kept else None
+    return None if op is None or op.id != op_id else op.payload
+
+
 def check_remains(session: Session) -> list[str]:
     """What is wrong with what remains, if anything."""
     row = session.horizon()
     if row is None or not row.is_denied:
         return []
     stored = session.op(row.op)
-    payload = None if stored is None else keyed(stored).payload
-    if stored is None or stored.reason or not isinstance(payload, MoveHorizon):
+    payload = _taken_with(session, row.op) if stored is None else keyed(stored).payload
+    if (stored is not None and stored.reason) or not isinstance(payload, MoveHorizon):
         return ["the op that moved the horizon is not on the log, or does not count"]
     tree = CompactRange()
     try:

@@ -31,11 +31,12 @@ STEP = 2_000
 
 
 class Settlement(NamedTuple):
-    """What remains at a horizon, its root, and the heads with the trees of their authors. `entries` and `bytes` are
-    those that can be deleted; `gone_ops` counts the ops that go now.
+    """What remains at a horizon: the root of so many leaves, and the heads with the trees of their authors. `entries`
+    and `bytes` are those that can be deleted; `gone_ops` counts the ops that go now.
     """
 
     root: bytes
+    leaves: int
     heads: list[HeadRow]
     remains: Remains
     entries: int
@@ -103,7 +104,7 @@ def settle(
         for partial in sorted(partials, key=lambda each: each.entry):
             tree.append(partial_leaf(partial).hash)
         going = len(decided.gone) - entries.gone_before
-    return Settlement(tree.root(), rows, decided, entries.dead, entries.dead_bytes, going)
+    return Settlement(tree.root(), tree.size, rows, decided, entries.dead, entries.dead_bytes, going)
 
 
 def is_dead(facts: int, gone: int, is_head: bool) -> bool:

@@ -8,7 +8,8 @@ from urllib.parse import quote
 import msgspec
 
 from hocket.api import Service, artifacts
-from hocket.api.jobs import JobBrief, JobDetails, OpLine, asks_caller, briefs, found_job, is_rejection, show
+from hocket.api.job_operations.job_answers import asks_caller
+from hocket.api.jobs import JobBrief, JobDetails, OpLine, briefs, found_job, is_rejection, show
 from hocket.api.operation import extension_operations
 from hocket.errors import HocketError
 from hocket.families.jobs.parts import Part, joined

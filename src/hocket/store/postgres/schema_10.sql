@@ -31,9 +31,3 @@ CREATE TABLE pruning (                    -- what is left to do until a horizon 
     kept   BYTEA NOT NULL,                 -- the ids of the settled ops that stay, one after the other
     PRIMARY KEY (family, key)
 );
-CREATE TABLE cosignatures (               -- which nodes have cosigned what remains at a horizon
-    horizon BYTEA NOT NULL,
-    node    BYTEA NOT NULL,
-    line    BYTEA NOT NULL,
-    PRIMARY KEY (horizon, node)
-);

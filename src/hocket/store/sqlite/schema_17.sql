@@ -31,9 +31,3 @@ CREATE TABLE pruning (                    -- what is left to do until a horizon 
     kept   BLOB NOT NULL,                 -- the ids of the settled ops that stay, one after the other
     PRIMARY KEY (family, key)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE cosignatures (               -- which nodes have cosigned what remains at a horizon
-    horizon BLOB NOT NULL,
-    node    BLOB NOT NULL,
-    line    BLOB NOT NULL,
-    PRIMARY KEY (horizon, node)
-) STRICT, WITHOUT ROWID;
