@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.errors import StoreError
 from hocket.families.jobs import rules as schedules
@@ -24,7 +24,6 @@ from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
-from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -44,6 +43,9 @@ from hocket.kernel.vocabulary import (
     SetSchedule,
 )
 from hocket.store import Artifact, Coordinator, Delegated, Fork, JobEntry, Revoked, RowCheck, Session
+
+if TYPE_CHECKING:
+    from hocket.kernel.snapshots.horizon import SettledCut
 
 # The ops of a derivation job, if its kind marks it as one.
 _DERIVING = (ClaimWork, CompleteJob)
@@ -83,7 +85,7 @@ class Permissions:
         forks: dict[int, Hlc],
         pinned: frozenset[bytes],
         lacking: Collection[int],
-        cut: SettledCut | None = None,
+        cut: "SettledCut | None" = None,
     ) -> None:
         extensions = rules.extensions
         self.rules = rules
@@ -526,11 +528,13 @@ class PermissionsReader:
         return self._tokens[cid]
 
 
-def cut_of(session: Session) -> SettledCut | None:
+def cut_of(session: Session) -> "SettledCut | None":
     """The horizon in force, if there is one."""
     row = session.horizon()
     if row is None:
         return None
+    from hocket.kernel.snapshots.horizon import SettledCut  # most logs have no horizon
+
     heads = {int.from_bytes(author, "big"): unpack(head.hlc) for author, head in session.heads().items()}
     return SettledCut(row.op, row.at_ms, row.forgotten_ms, heads)
 

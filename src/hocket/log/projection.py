@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.kinds.facts import KIND
@@ -22,7 +22,6 @@ from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.policy import names_of as kind_names
-from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.vocabulary import (
     ACCEPTANCES,
     JOB,
@@ -62,6 +61,9 @@ from hocket.log.projectors import (
 from hocket.log.registers import ArtifactRegister, CoordinatorRegister, GrantRegister, RouteRegister, ScheduleRegister
 from hocket.store import Head, OpRow, Session
 from hocket.store.horizon_rows import BaseRow, HorizonRow, PruningRow
+
+if TYPE_CHECKING:
+    from hocket.kernel.snapshots.horizon import SettledCut
 
 _COUNTS = 0
 _UNAUTHORISED = tuple(map(int, UNAUTHORISED))
@@ -204,7 +206,7 @@ class Projection:
         return op if op is not None and subject_of(op.payload) == subject else None
 
     @property
-    def cut(self) -> SettledCut | None:
+    def cut(self) -> "SettledCut | None":
         """The horizon in force."""
         return self.permissions.cut
 

@@ -15,7 +15,6 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.family import FAMILIES, derived
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy, names_of
-from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.vocabulary import JOB, AcceptOffer, Payload, Subject
 from hocket.log.citations import LASTING_MAX, Citations, Memory
 from hocket.log.permissions import Permissions
@@ -23,6 +22,7 @@ from hocket.store import Session, SubjectRow
 
 if TYPE_CHECKING:
     from hocket.families.availability.rules import AvailabilityState
+    from hocket.kernel.snapshots.horizon import SettledCut
 
 S = TypeVar("S")
 
@@ -107,7 +107,7 @@ class Engine(FoldContext, Protocol):
     @property
     def permissions(self) -> Permissions: ...
     @property
-    def cut(self) -> SettledCut | None:
+    def cut(self) -> "SettledCut | None":
         """The horizon in force."""
 
     def known(self, op_id: bytes) -> tuple[Op | None, int]:

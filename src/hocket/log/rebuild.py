@@ -6,7 +6,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from hocket.families.jobs.rules import Job
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.family import FAMILIES
-from hocket.kernel.snapshots.horizon import SettledCut
 from hocket.kernel.vocabulary import JOB, CreateArtifact, DesignateCoordinator, ReportFork, Subject, number_of
 from hocket.log.citations import ID_BYTES, keyed
 from hocket.log.limits import add_charges, charged
@@ -24,6 +23,9 @@ from hocket.log.projection import Projection
 from hocket.log.projectors import rules_of
 from hocket.log.registers import GrantRegister
 from hocket.store import Head, OpRow, Session, Store, WrittenTotals
+
+if TYPE_CHECKING:
+    from hocket.kernel.snapshots.horizon import SettledCut
 
 STEP = 2_000
 START = bytes(20)
@@ -159,7 +161,7 @@ def _lay_bases(session: Session, permissions_reader: PermissionsReader, now: int
         after = bases[-1].subject
 
 
-def _is_replayed(session: Session, cut: SettledCut | None, row: OpRow) -> bool:
+def _is_replayed(session: Session, cut: "SettledCut | None", row: OpRow) -> bool:
     """Whether an op is not in a base already, and was not let go."""
     if row.reason == Reason.PRUNED:
         return False
