@@ -12,6 +12,7 @@ from hocket.families.availability.facts import Availability, SetAvailability
 from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
 from hocket.families.kinds.facts import DefineKind
 from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.retention.facts import MoveHorizon, Retained, SetRetention
 from hocket.families.rows.facts import PutRow, ResolveConflict, Strategy
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
@@ -204,9 +205,9 @@ class Naive:
             fault = self.fault(d)
             if not inside or fault not in (None, "REVOKED", "UNRESOLVED"):
                 continue
-            if isinstance(payload, v.AcceptWork | v.AcceptOffer):
+            if isinstance(payload, v.AcceptWork | v.AcceptOffer | MoveHorizon):
                 allowed = True
-            elif isinstance(payload, v.DesignateCoordinator | v.RouteKind):
+            elif isinstance(payload, v.DesignateCoordinator | v.RouteKind | SetRetention):
                 allowed = self.owner(d)
             elif fault == "UNRESOLVED":  # there is no chain to walk
                 needed = written_as(payload)
@@ -218,7 +219,9 @@ class Naive:
         for fault in (None, "REVOKED", "UNRESOLVED"):
             if fault in found:
                 return fault
-        return "OWNER_ONLY" if isinstance(payload, v.DesignateCoordinator | v.RouteKind) else "UNAUTHORISED"
+        return (
+            "OWNER_ONLY" if isinstance(payload, v.DesignateCoordinator | v.RouteKind | SetRetention) else "UNAUTHORISED"
+        )
 
     def relied_on_ended(self, node: int, payload: Any, wall_ms: int, kind: str | None, before_ms: int) -> bool:
         """Whether, for that kind or for any, only delegations that had ended by then allow the op."""
@@ -242,9 +245,9 @@ class Naive:
             if not inside or fault not in (None, "UNRESOLVED"):
                 continue
             end = float("inf") if d.expires is None else d.expires * 1000
-            if isinstance(payload, v.AcceptWork | v.AcceptOffer):
+            if isinstance(payload, v.AcceptWork | v.AcceptOffer | MoveHorizon):
                 yield end, fault is None
-            elif isinstance(payload, v.DesignateCoordinator | v.RouteKind):
+            elif isinstance(payload, v.DesignateCoordinator | v.RouteKind | SetRetention):
                 if self.owner(d):
                     yield end, fault is None
             elif fault is None:
@@ -309,7 +312,7 @@ WRITTEN = {
     "Artifact": {"Write": ["CreateArtifact", "EvictArtifact"]},
     "Action": {"Write": ["CreateSuggestedAction", "UpdateActionStatus"]},
     "UserAssertion": {"Write": ["UserAssert"]},
-    "Mesh": {"Write": ["DesignateCoordinator", "RouteKind", "SetAvailability"]},
+    "Mesh": {"Write": ["DesignateCoordinator", "RouteKind", "SetAvailability", "SetRetention"]},
     "Lock": {"Acquire": ["AcquireLocks", "RenewLocks", "ReleaseLocks", "LeaveQueue"], "Break": ["BreakLock"]},
     "Inbox": {
         "Write": ["SendMessage"],
@@ -317,7 +320,7 @@ WRITTEN = {
     },
     "Row": {"Write": ["PutRow", "ResolveConflict"]},
     "Registration": {"": ["DelegateUcan", "RevokeUcan", "RevokeRoot"]},
-    "Ops": {"": ["ReportFork", "AcceptOffer", "Bundle"]},
+    "Ops": {"": ["ReportFork", "AcceptOffer", "Bundle", "MoveHorizon"]},
 }
 PLACE = {
     name: (resource, action)
@@ -528,6 +531,8 @@ def payloads(word: str) -> list[v.Payload]:
         PutRow(word, "", None, None, Strategy.MANUAL),
         ResolveConflict(word, "", ID, ID, None),
         SetAvailability(1, Availability.ACTIVE, ""),
+        SetRetention(Retained.JOBS, word, 1, None, False, 0),
+        MoveHorizon(1, None, (), (), bytes(32), False),
         v.Sanitised(("StripGeo",), claim),
         v.Bundle(11, b""),
     ]

@@ -13,6 +13,7 @@ from hocket.families.availability import facts as availability
 from hocket.families.inbox import facts as inbox
 from hocket.families.kinds import facts as kinds
 from hocket.families.locks import facts as locks
+from hocket.families.retention import facts as retention
 from hocket.families.rows import facts as rows
 from hocket.kernel import vocabulary
 
@@ -121,6 +122,7 @@ ULIDS = st.binary(min_size=16, max_size=16)
 
 def values(kind: str) -> st.SearchStrategy[Any]:
     simple = {
+        "u32": st.integers(0, 2**32 - 1),
         "u64": U64S,
         "node": U64S,
         "f64": st.floats(allow_nan=False),
@@ -152,7 +154,7 @@ def values(kind: str) -> st.SearchStrategy[Any]:
 
 def named(name: str) -> Any:
     """The payload or the choice of this name, of the vocabulary or of a family."""
-    places = (vocabulary, locks, inbox, rows, availability, kinds)
+    places = (vocabulary, locks, inbox, rows, availability, kinds, retention)
     return next(getattr(place, name) for place in places if hasattr(place, name))
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from hocket.families.availability.facts import SetAvailability
 from hocket.families.kinds.facts import DefineKind
 from hocket.families.locks.facts import AcquireLocks, BreakLock, LockMode, RenewLocks
+from hocket.families.retention.facts import SetRetention
 from hocket.kernel import capabilities
 from hocket.kernel import vocabulary as v
 from hocket.kernel.arbitration import Reason
@@ -357,6 +358,8 @@ def test_what_cannot_be_judged_is_not_admitted() -> None:
     for granted, resource in ((sources, "Evidence"), (predicates, "Claim"), (kinds, "Job")):
         for name_, op in by_name.items():
             if isinstance(op, v.DelegateUcan | v.RevokeUcan | v.DesignateCoordinator | v.RouteKind | v.AcceptWork):
+                continue
+            if isinstance(op, SetRetention):
                 continue
             if isinstance(op, DefineKind | BreakLock | SetAvailability | v.ApproveJob | v.RefuseJob | v.EraseContent):
                 continue  # rights of their own

@@ -179,6 +179,8 @@ NOT_CONTENT = {
     # What an acceptance is about. It would be about something else without.
     *("family", "key"),
     # Names of locks, rows, agents and message types, and the op that something is about.
+    # Which kinds a rule is about, and the op of a horizon.
+    *("match", "before", "root"),
     *("scope", "agent", "to", "sender", "message_type", "row", "waiting", "thread", "reply_to", "base", "conflict"),
 }
 

@@ -471,7 +471,7 @@ PUBLISHED = {
     "schema_14.sql": "6de49e9f353ddcb6",
     "schema_15.sql": "0a51fab6bc9aca96",
     "schema_16.sql": "c040ec5ed8dd903e",
-    "schema_17.sql": "b0675cab7036cbdf",
+    "schema_17.sql": "1361098dc7edd8c2",
 }
 
 

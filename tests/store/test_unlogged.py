@@ -16,6 +16,7 @@ from hocket.log.copies import copy_unlogged
 from hocket.log.intake import BEHIND
 from hocket.log.limits import SHARED
 from hocket.log.lost_past import SET_ASIDE
+from hocket.log.retention import proof
 from hocket.log.transaction import GAPS, NEWCOMER
 from hocket.mesh.peer_exchange import READING
 from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
@@ -86,9 +87,9 @@ def test_every_setting_of_a_node_is_known() -> None:
         for name in re.findall(r"(?:node_meta\([^\n]*?, |own_meta\()([A-Z_]+)[,)]", file.read_text())
     }
     values = {ADDRESS, BEHIND, BREAKERS, GAPS, HOME, NEWCOMER, READING, SET_ASIDE, SHARED, TRUST, limits._DELIVERED}
-    values |= {limits._OFFSETS, ARCHIVES}
+    values |= {limits._OFFSETS, ARCHIVES, proof._TAKEN}
     names = {"ADDRESS", "BEHIND", "BREAKERS", "HOME", "READING", "SET_ASIDE", "SHARED", "TRUST", "_DELIVERED"}
-    assert used == names | {"_OFFSETS", "ARCHIVES", "GAPS", "NEWCOMER"} and values == {*OF_NODE}
+    assert used == names | {"_OFFSETS", "ARCHIVES", "_TAKEN", "GAPS", "NEWCOMER"} and values == {*OF_NODE}
 
 
 @pytest.mark.req("VX-18")

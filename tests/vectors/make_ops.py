@@ -10,6 +10,7 @@ from hocket.families.availability.facts import Availability, SetAvailability
 from hocket.families.inbox.facts import AcknowledgeMessage, ClaimMessage, RetryMessage, ReturnMessage, SendMessage
 from hocket.families.kinds.facts import DefineKind
 from hocket.families.locks.facts import AcquireLocks, BreakLock, LeaveQueue, LockMode, ReleaseLocks, RenewLocks
+from hocket.families.retention.facts import AuthorHead, MoveHorizon, Retained, SetRetention
 from hocket.families.rows.facts import PutRow, ResolveConflict, Strategy
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
@@ -105,6 +106,8 @@ PAYLOADS: tuple[v.Payload, ...] = (
     SetAvailability(NODE, Availability.DRAINING, "new disk"),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
     v.Bundle(11, bytes([1]) + B + encode_value(v.VARIANTS[11], v.ClaimWork(A, NODE, 300))),
+    SetRetention(Retained.JOBS, "acme.", 2_592_000_000, 1_000, True, 2),
+    MoveHorizon(1_756_000_000_000, B, (AuthorHead(NODE, 1_755_999_999_999, 7, C),), (("job", D),), HASH, False),
     v.EraseContent(A, "acme.render", "asked for by its subject"),
 )  # fmt: skip
 

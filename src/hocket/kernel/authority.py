@@ -34,7 +34,6 @@ from hocket.kernel.ucan import NO_QUOTA, Delegation, Quota, filled, strictest, w
 from hocket.kernel.vocabulary import ACCEPTED, JUDGED, READING, Payload
 
 _ROOT_REVOCATION = b"hocket node revoke root\0"
-_OWNERS_OPS = frozenset({v.DesignateCoordinator, v.RouteKind})
 _AUDITED = (
     *(("Job", "Claim"), ("Job", "Complete"), ("Claim", "Write")),
     *(("Artifact", "Write"), ("Episode", "Write"), ("Action", "Write")),
@@ -85,7 +84,7 @@ class _Writes(NamedTuple):
 
 
 def _otherwise(variant: type[Payload]) -> Reason:
-    return Reason.OWNER_ONLY if variant in _OWNERS_OPS else Reason.UNAUTHORISED
+    return Reason.OWNER_ONLY if JUDGED[variant].is_owners else Reason.UNAUTHORISED
 
 
 def _is_in_scope(way: _Write, payload: Payload) -> bool:
@@ -203,7 +202,7 @@ class Authority:
             start, end = window(delegation)
             if judged.action is None:
                 ways.append(_Write(start, end, None))
-            elif variant in _OWNERS_OPS:
+            elif judged.is_owners:
                 ways += [_Write(start, end, None)] if self._graph.owns(delegation) else []
             else:
                 for grant in self._graph.grants[delegation.cid]:

@@ -25,7 +25,7 @@ class Judged(NamedTuple):
     """How ops with one payload are judged. An action of None: no capability decides who writes them. The field is the
     one whose word, or words, the caveat checks; None stands for a word of the subject that the caller knows, such as
     the kind of the job, and an empty one for a word that the payload does not have. An op that is `scoped` has a scope,
-    which the caveat `scopes` checks.
+    which the caveat `scopes` checks. One that `is_owners` is written by the owner's nodes alone.
     """
 
     resource: str
@@ -33,6 +33,7 @@ class Judged(NamedTuple):
     caveat: str | None = None
     field: str | None = None
     scoped: bool = False
+    is_owners: bool = False
 
 
 class FamilyPayload(Struct, frozen=True):

@@ -568,7 +568,7 @@ _EPISODE = Judged("Episode", "Write")
 _ARTIFACT = Judged("Artifact", "Write")
 _READ_ARTIFACT = _ARTIFACT._replace(caveat="kind_prefix")
 _ACTION = Judged("Action", "Write")
-_MESH = Judged("Mesh", "Write")
+_OWNER = Judged("Mesh", "Write", is_owners=True)
 _REGISTRATION = Judged("Registration", None)
 # Only nodes that may read every op may read these.
 _OPS = Judged("Ops", None)
@@ -635,10 +635,10 @@ _PLAIN = (
     Variant(
         *(21, fields(UpdateActionStatus, ULID, enum(ActionStatus), option(STR)), _ACTION), texts=("execution_result",)
     ),
-    Variant(22, fields(DesignateCoordinator, NODE), _MESH, event="coordinator.designated"),
+    Variant(22, fields(DesignateCoordinator, NODE), _OWNER, event="coordinator.designated"),
     Variant(23, fields(DelegateUcan, HASH, BYTES), _REGISTRATION, event="delegation.issued"),
     Variant(24, fields(RevokeUcan, HASH), _REGISTRATION, event="delegation.revoked"),
-    Variant(25, fields(RouteKind, STR, option(NODE)), _MESH, event="route.set"),
+    Variant(25, fields(RouteKind, STR, option(NODE)), _OWNER, event="route.set"),
     Variant(26, fields(CascadeTombstone, ULID, ULIDS, ULIDS, ULIDS, ULIDS, ULIDS), _EVIDENCE),
     Variant(
         1024, fields(FailWork, ULID, NODE, STR, STR, BOOL), _COMPLETE, texts=("error", "traceback"), event="job.failed"

@@ -171,7 +171,7 @@ KEPT = {
 OF_NODE = (
     *("address", "archives", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home"),
     *("newcomer", "reading"),
-    *("set_aside", "shared", "trust"),
+    *("set_aside", "shared", "snapshot", "trust"),
 )
 # Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.
 CARRIED = ("blobs", "blob_parts")

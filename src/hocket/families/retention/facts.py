@@ -75,7 +75,7 @@ class MoveHorizon(FamilyPayload, frozen=True):
 
 HEAD = fields(AuthorHead, NODE, U64, U32, ULID)
 # The rules of the family say who may write them: the owner, and who moves the horizon.
-_OWNER = Judged("Mesh", "Write")
+_OWNER = Judged("Mesh", "Write", is_owners=True)
 _WRITTEN = Judged("Ops", None)
 
 VARIANTS = (
