@@ -130,7 +130,8 @@ def unprivileged(home: Path, *arguments: str) -> subprocess.CompletedProcess[str
     script = (
         "import importlib, os, sys\n"
         f"for name in {modules!r}: importlib.import_module('hocket.cli.' + name)\n"
-        "import hocket.node.node, hocket.log.copies, hocket.work.handlers, traceback\n"
+        "import ctypes, difflib, gettext, glob, importlib.metadata, resource, shlex, traceback\n"
+        "import hocket.node.node, hocket.log.copies, hocket.work.handlers\n"
         f"if os.getuid() == 0: os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
         f"hocket = sys.modules['hocket.cli']; hocket.main({list(arguments)!r})\n"
     )

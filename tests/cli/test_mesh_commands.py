@@ -172,7 +172,7 @@ def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
         (
             ("gpu", "--may", "job:fly"),
             2,
-            "job has no action 'fly'; it has read, schedule, claim, complete, define, approve, all",
+            "job has no action 'fly'; it has read, schedule, claim, complete, define, approve, erase, all",
         ),
         (("gpu", "--may", "cake:eat"), 2, "unknown resource 'cake'"),
         (

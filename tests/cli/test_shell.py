@@ -71,7 +71,7 @@ def completed(hocket: Program, *words: str) -> list[str]:
 
 
 def test_words_are_completed(hocket: Program) -> None:
-    assert completed(hocket, "hocket", "jo") == ["jobs", "join"]
+    assert completed(hocket, "hocket", "jo") == ["jobs", "job"]
     assert completed(hocket, "hocket", "jobs", "--sta") == ["--state"]
     assert completed(hocket, "hocket", "git", "ver") == ["verify"]
 

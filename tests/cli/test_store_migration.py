@@ -19,7 +19,8 @@ RIGHTS = (
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hocket TO {role}",
 )
 # Those that version 1 has.
-MAC_TABLES = {table: each for table, each in MAC_TABLES_NOW.items() if table != "checkpoints"}
+LATER_TABLES = ("checkpoints", "heads", "bases", "gaps", "pruning")
+MAC_TABLES = {table: each for table, each in MAC_TABLES_NOW.items() if table not in LATER_TABLES}
 OF_NODE = [table for table, each in MAC_TABLES.items() if each.owner == "of_node"]
 
 
@@ -67,7 +68,7 @@ def test_a_store_of_version_1_is_brought_to_the_current_one_and_refuses_the_olde
     administer(
         address,
         "DROP INDEX hocket.ops_bundles, hocket.jobs_done",
-        "DROP TABLE hocket.checkpoints",
+        *(f"DROP TABLE hocket.{table}" for table in LATER_TABLES),
         "ALTER TABLE hocket.ops DROP COLUMN place",
         *(f"ALTER TABLE hocket.{table} DROP COLUMN mac" for table in MAC_TABLES),
         *(f"ALTER TABLE hocket.{table} DROP COLUMN of_node" for table in OF_NODE),

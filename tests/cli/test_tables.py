@@ -121,5 +121,5 @@ def test_fields_wrap_between_words(hocket: Program) -> None:
 
 
 def test_nodes_become_blocks_where_a_table_does_not_fit(hocket: Program) -> None:
-    lines = on_80_columns(hocket, "nodes")
+    lines = on_80_columns(hocket, "mesh", "nodes")
     assert lines[0].split()[0] == "name" and any(line.startswith("standing  active") for line in lines)

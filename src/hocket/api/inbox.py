@@ -463,7 +463,7 @@ def thread(
 def _thread_of(service: Service, session: Session, text: str) -> bytes:
     """The thread of a message, or the one that has this id itself."""
     with suppress(ValueError):
-        if session.thread(id := parse_ulid(text), 1):
+        if session.message(id := parse_ulid(text)) is None and session.thread(id, 1):
             return id
     first = session.message(parse_ulid(find(service, text)))
     assert first is not None

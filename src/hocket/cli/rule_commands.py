@@ -236,7 +236,7 @@ def retain(
     what anything that remains refers to, is always kept. Without a rule everything is kept. Without words, list the
     rules, and with --dry-run say what they would let go now.
 
-    \\b
+    \b
       hocket retain 30d
       hocket retain acme.* 90d --keep 1000
       hocket retain acme.render 7d --no-archive --dry-run

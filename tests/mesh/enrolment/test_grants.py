@@ -129,7 +129,7 @@ def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
     [
         ("jobs:claim", "unknown resource 'jobs'"),
         ("job", "no action ''"),
-        ("job:write", "no action 'write'; it has read, schedule, claim, complete, define, approve, all"),
+        ("job:write", "no action 'write'; it has read, schedule, claim, complete, define, approve, erase, all"),
         ("artifact:claim", "it has read, write, all"),
         ("", "unknown resource ''"),
         (

@@ -93,8 +93,10 @@ def _answer(session: Session, asked: Message, to: str) -> str | None:
 
 
 def open_question(session: Session, job: Job, now_ms: int) -> AskedQuestion | None:
-    """The first question that waits for its answer, while the job runs."""
-    if job.state is not State.CLAIMED:
+    """The first question that waits for its answer. It outlives the worker that has asked: the next run gets the
+    answer.
+    """
+    if job.state is State.COMPLETED:
         return None
     return next((each for each in questions(session, job) if each.is_open(now_ms)), None)
 
