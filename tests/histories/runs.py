@@ -115,7 +115,8 @@ def without_guesses(history: list[Call], is_alone: bool) -> list[Call]:
     Otherwise the search would have to guess when each of them was granted. They explain nothing but refusals: of
     requests for the same keys, and of requests for the other keys of those that wait for them. In a mesh a request can
     be granted much later, when its node reaches the coordinator, even if its client has given up: that word may come
-    later still.
+    later still. A client that was frozen while it waited may have got the lock, lost it and asked again, so a request
+    that took longer than a hold lasts may have caused a refusal before its answer, too.
     """
     requests = [call for call in history if isinstance(call.op, Acquire)]
     ended = {call.op.hold: call.end for call in history if isinstance(call.op, Expire)}
@@ -126,10 +127,11 @@ def without_guesses(history: list[Call], is_alone: bool) -> list[Call]:
     ]
     waits = [(call, call.end) for call in requests if isinstance(call.result, int)]
     dropped = {call.op.hold for call, _ in guesses}
+    unsure = dropped | {call.op.hold for call, _ in waits if call.end - call.start > LASTS_MS / 1000}
     for refusal in [call for call in requests if call.result is None]:
         meanwhile = [call for call, until in guesses + waits if call.start <= refusal.end and refusal.start <= until]
         [in_the_way] = [part for part in apart([*meanwhile, refusal], lambda op: op.keys) if refusal in part]
-        if any(call.result is UNKNOWN for call in in_the_way):
+        if any(call.op.hold in unsure for call in in_the_way):
             dropped.add(refusal.op.hold)
     return [call for call in history if getattr(call.op, "hold", None) not in dropped]
 
