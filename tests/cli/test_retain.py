@@ -42,7 +42,7 @@ def test_rules_are_set_listed_and_removed(hocket: Program) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("59m",), "at least 60 minutes"),
+        (("59m",), "it keeps for 3540 s, and 60 minutes to 100 years are allowed"),
         (("acme.*", "x"), "bad duration"),
         (("acme*", "7d"), "bad pattern 'acme*'"),
         (("a", "7d", "b"), "'b' is too much"),

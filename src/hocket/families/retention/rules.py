@@ -124,7 +124,9 @@ def fault(payload: SetRetention) -> str | None:
     if payload.match and payload.what is not Retained.JOBS:
         return "only rules about jobs have a pattern"
     if payload.keep_ms is not None and not KEEP_MS_MIN <= payload.keep_ms <= KEEP_MS_MAX:
-        return f"it keeps for at least {KEEP_MS_MIN // 60_000} minutes and at most 100 years"
+        return (
+            f"it keeps for {payload.keep_ms / 1000:g} s, and {KEEP_MS_MIN // 60_000} minutes to 100 years are allowed"
+        )
     if payload.keep_count is not None and payload.what is not Retained.JOBS:
         return "only jobs are kept by their number"
     if payload.witnesses > WITNESSES_MAX:
