@@ -20,7 +20,7 @@ from hocket.kernel.succession.chain import (
     shape_fault,
     vote_text,
 )
-from hocket.kernel.succession.promises import (
+from hocket.kernel.succession.quorums import (
     agreed,
     binding,
     confirm_fault,
