@@ -3,7 +3,7 @@ one after the other. Their ops are stamped, folded and counted at once and store
 requests cost one commit. They are signed when they leave the node.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -49,6 +49,7 @@ from hocket.kernel.vocabulary import (
     subject_of,
 )
 from hocket.log.citations import ID_BYTES, is_taken, keyed
+from hocket.log.leading import Lead
 from hocket.log.limits import OutboxBound, is_out_of_touch, request_deadline
 from hocket.log.projection import Projection
 from hocket.log.projectors import FOLLOWED_UP, follow_up
@@ -126,6 +127,8 @@ class WritableLog(Protocol):
 
     @property
     def signer(self) -> OpSigner: ...
+    @property
+    def lead(self) -> Lead: ...
     def new_id(self, ms: int) -> bytes: ...
 
 
@@ -187,6 +190,36 @@ class Transaction:
         return [draft.id for draft in self._drafts if draft.is_op]
 
     @property
+    def drafted(self) -> int:
+        """How many ops this transaction has written or admitted so far."""
+        return len(self._drafts)
+
+    def has_decided(self, first: int, payloads: Collection[type], variants: Collection[int]) -> bool:
+        """Whether one of this node's own ops, after so many, is about what the arbiter decides."""
+        own = self._log.author
+        for draft in self._drafts[first:]:
+            if isinstance(draft, NewOp):
+                if draft.variant in variants and draft.hlc.endswith(own) and not self._is_open(draft.key):
+                    return True
+            elif not draft.is_received and type(draft.op.payload) in payloads:
+                subject = subject_of(draft.op.payload)
+                if subject is None or subject.family != JOB or not self._is_open(subject.key):
+                    return True
+        return False
+
+    def _is_open(self, key: bytes | None) -> bool:
+        entry = None if key is None else self.projection.jobs.entry(key)
+        return entry is not None and entry.job.policy.open
+
+    @property
+    def may_decide(self) -> bool:
+        """Whether this node, the arbiter, may decide now. It may not while too few of the nodes that may follow it
+        answer.
+        """
+        permissions, lead = self.projection.permissions, self._log.lead
+        return not lead.is_shared_out(permissions) or lead.fault(self.session, permissions) is None
+
+    @property
     def changes(self) -> Changes:
         """What this transaction has changed, once it is closed."""
         projection, announced = self.projection, self._announced
@@ -214,13 +247,14 @@ class Transaction:
         *,
         at_once: bool = False,
         is_awaited: bool = False,
+        pin: bytes | None = None,
     ) -> Op | Reason:
         """Writes an op of this node. An op that would not count is not written: the reason is returned instead. If
         another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job, an
         artifact or a message whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that
-        node's last known op. It is marked, or signed `at_once` if others need its signature. An offer that
-        `is_awaited` has a deadline: its author waits for the decision now, and does not want a later one. In a strict
-        mesh Hocket's own payloads are never written.
+        node's last known op; a `pin` may be given instead. It is marked, or signed `at_once` if others need its
+        signature. An offer that `is_awaited` has a deadline: its author waits for the decision now, and does not want a
+        later one. In a strict mesh Hocket's own payloads are never written.
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
@@ -230,7 +264,8 @@ class Transaction:
         if self.session.is_beside:
             self._check_beside(payload)
         stamp = next_stamp(self._clock, self.now)
-        op, body = self._named(stamp, payload, deps, about, self._deadline if is_awaited else None)
+        said = () if pin is None else (pin,)
+        op, body = self._named(stamp, payload, deps, about, self._deadline if is_awaited else None, said)
         projection = self.projection
         if isinstance(op.payload, ScheduleJob) and op.payload.job_id == op.id:
             projection.jobs.expect_new(op.id)
@@ -386,10 +421,17 @@ class Transaction:
             self.session.lock_permissions(exclusive=True)
 
     def _named(
-        self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None, deadline: bytes | None = None
+        self,
+        stamp: Hlc,
+        payload: Payload,
+        deps: tuple[bytes, ...],
+        about: int | None,
+        deadline: bytes | None,
+        pins: tuple[bytes, ...],
     ) -> tuple[Op, bytes]:
         if self.is_bound:
-            pins = self._pin(about) if about is not None else () if deadline is None else (deadline,)
+            if not pins:
+                pins = self._pin(about) if about is not None else () if deadline is None else (deadline,)
             if self._log.beat is not None and not pins:
                 pins = (self._log.beat(stamp.wall),)
             return bound(stamp, (*deps, *pins, link_to(self._last)), payload)

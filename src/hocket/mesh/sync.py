@@ -62,7 +62,7 @@ class Exchanges:
         self._second_proof = second_proof
         self._fetched_snapshot = fetched_snapshot
         self._quotas = quotas or Quotas(environment.monotonic, emit)
-        self._access, self._key, self._environment = access, key, environment
+        self._access, self.key, self._environment = access, key, environment
         self.transport = GuardedTransport(transport, access, environment, emit)
         self._randomness = randomness
         self._emit = emit
@@ -227,7 +227,7 @@ class Exchanges:
             peer = await look(self._access, lambda session: peers.find(session, address))
             known = None if peer is None or peer.node is None else int.from_bytes(peer.node, "big")
             client = Client(
-                *(self._access, self._key, self.transport, self._environment, address, known, self._randomness),
+                *(self._access, self.key, self.transport, self._environment, address, known, self._randomness),
                 self._second_proof,
             )
             # Another task may have been faster.
