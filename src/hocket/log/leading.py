@@ -20,7 +20,7 @@ from hocket.errors import Unconfirmed
 from hocket.kernel.clock import just_before, pack
 from hocket.kernel.decoding import decode_json
 from hocket.kernel.succession.chain import Chain, Succession
-from hocket.kernel.succession.promises import binding
+from hocket.kernel.succession.quorums import binding
 from hocket.store import OpRow, Session, Store
 
 if TYPE_CHECKING:

@@ -209,7 +209,7 @@ class Transaction:
 
     def _is_open(self, key: bytes | None) -> bool:
         entry = None if key is None else self.projection.jobs.entry(key)
-        return entry is not None and entry.job.policy.open
+        return entry is not None and bool(entry.job.policy.open)
 
     @property
     def may_decide(self) -> bool:

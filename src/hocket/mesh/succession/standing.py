@@ -5,6 +5,7 @@ which anybody was told.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from hocket.errors import Conflict, HocketError, Unreachable
@@ -164,7 +165,7 @@ class Standing:
             if ask is None:
                 break
             answer = read(await client.ask_named(KEPT, write(ask)), KeptAnswer)
-            await self._access.call(lambda answer=answer: self._keep(answer))
+            await self._access.call(partial(self._keep, answer))
             ask, term = answer.following, max(term, answer.term)
         return term
 

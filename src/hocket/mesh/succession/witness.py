@@ -61,8 +61,8 @@ class Promised(msgspec.Struct, frozen=True):
     def vote(self) -> Candidacy | None:
         if not self.term:
             return None
-        ids = (bytes.fromhex(each) for each in (self.root, self.succession, self.follows))
-        return Candidacy(*ids, self.term, self.node)
+        root, succession, follows = map(bytes.fromhex, (self.root, self.succession, self.follows))
+        return Candidacy(root, succession, follows, self.term, self.node)
 
     def with_vote(self, vote: Candidacy) -> "Promised":
         return msgspec.structs.replace(
@@ -101,7 +101,7 @@ def known_chain(log: Log, session: Session, more: Iterable[Op] = ()) -> Chain:
     chain = permissions.chain
     places = (tuple(map(bytes.fromhex, each)) for each in read_promised(session).law)
     kept = [decode(row.body) for author, hlc in places if (row := session.witnessed_at(author, hlc)) is not None]
-    known = {each.op_id for each in (*chain.tenures, *chain.successions)} | set(chain.faults)
+    known = {each.op_id for each in chain.tenures} | {each.op_id for each in chain.successions} | set(chain.faults)
     found = {op.id: op for op in (*kept, *more) if _is_law(op)}
     new = [op for op in found.values() if op.id not in known and permissions.refusal(op) is None]
     return permissions.successions.chain_with(new) if new else chain
