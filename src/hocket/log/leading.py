@@ -51,7 +51,8 @@ class NamedNode(msgspec.Struct, frozen=True):
 class LeadRow(msgspec.Struct, frozen=True):
     """`tenure` is the op that began it, `confirmed` the packed time of the last own op that enough named nodes have,
     and `settled` the succession that it has acted under. It has the lead `until` that time of the machine's monotonic
-    clock. Times and ids are hexadecimal.
+    clock. Until `behind_until_ms` it ends leases by a clock that is `behind_ms` behind its own, and so not ahead of the
+    clock of the coordinator that granted them. Times and ids are hexadecimal.
     """
 
     tenure: str
@@ -59,6 +60,8 @@ class LeadRow(msgspec.Struct, frozen=True):
     settled: str = ""
     until: float = 0.0
     named: tuple[NamedNode, ...] = ()
+    behind_ms: int = 0
+    behind_until_ms: int = 0
 
     @property
     def confirmed_at(self) -> bytes:
@@ -159,6 +162,21 @@ class Lead:
             return f"it has not the lead: {row.sentence}" if row.named else "none of its processes asks the named nodes"
         return None
 
+    def may_decide(self, session: Session) -> bool:
+        """Whether this node may decide now what it decides if it is the coordinator, as far as this process knows."""
+        known = self._log.permissions_reader.latest
+        if known is None or not self.is_shared_out(known):
+            return True
+        permissions = self._log.permissions(session)
+        return not self.is_shared_out(permissions) or self.fault(session, permissions) is None
+
+    def judging_ms(self, session: Session, permissions: "Permissions", physical_ms: int) -> int:
+        """The clock by which this node ends leases: no lease of a coordinator before it ends early."""
+        if not self.is_shared_out(permissions) or not permissions.chain.head.is_takeover:  # type: ignore[union-attr]
+            return physical_ms
+        row = self.row(session, permissions.chain)
+        return physical_ms - row.behind_ms if physical_ms < row.behind_until_ms else physical_ms
+
     def served_to(self, session: Session, permissions: "Permissions") -> bytes | None:
         """Up to which of its own times this node tells others of its ops; None without a limit."""
         if not self.bound_by(session, permissions):
@@ -230,11 +248,12 @@ class Lead:
 @cache
 def decided_types() -> frozenset[type]:
     """The payloads that the coordinator decides, and its acceptances."""
+    from hocket.families.jobs.rules import JOBS
     from hocket.kernel.family import FAMILIES
     from hocket.kernel.vocabulary import ACCEPTANCES
     from hocket.log.projectors import rules_of
 
-    found: set[type] = set(ACCEPTANCES)
+    found: set[type] = {*ACCEPTANCES, *JOBS.decided}
     for name in FAMILIES:
         found |= rules_of(name).decided
     return frozenset(found)

@@ -172,7 +172,7 @@ class Transaction:
         """Whether the mesh keeps to Likewise v0.1."""
         self.is_bound = projection.is_bound
         """Whether ids are bound to content here, and ops to their author's previous op."""
-        projection.begin(now, head.permissions_state, physical=log.physical, settle=self.settle, head=head)
+        projection.begin(now, head.permissions_state, physical=self._judging_ms, settle=self.settle, head=head)
 
     def keep_apart(self, content: bytes) -> tuple[bytes, int]:
         """Keeps content beside the log. Raises Usage if this node has no place for it."""
@@ -183,6 +183,9 @@ class Transaction:
     @property
     def physical(self) -> int:
         return self.projection.physical
+
+    def _judging_ms(self) -> int:
+        return self._log.lead.judging_ms(self.session, self.projection.permissions, self._log.physical())
 
     @property
     def written(self) -> list[bytes]:

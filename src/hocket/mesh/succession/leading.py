@@ -180,6 +180,7 @@ class Leading:
             raise Unreachable("no address of it is known; add it with `hocket mesh peers add`")
         ask, last = await self._access.call(lambda: self._prepared(named))
         sent = self._environment.monotonic()
+        await self._exchanges.transport.hasten(address)
         client = await self._exchanges.client(address)
         answer = read(await client.ask_named(WITNESS, write(ask)), WitnessAnswer)
         if client.node != named.node:
@@ -203,12 +204,13 @@ class Leading:
         with log.store.read() as session:
             chain = log.permissions(session).chain
             row = log.lead.row(session, chain)
+            settled = None if row.settled_id is None else Settled.signed(self._key, self._tenure, row.settled_id)
             head, last = chain.head, session.latest_of(log.author)[0]
             if self._tails is None:
                 self._tails = in_pages(_tails(log, session, chain))
             begun = session.op(self._tenure) if head is not None and head.is_takeover else None
-        settled = None if row.settled_id is None else Settled.signed(self._key, self._tenure, row.settled_id)
-        ask = WitnessAsk(self._tenure, b"" if begun is None else log.signed(begun.body), settled)
+            clock_ms = log.lead.judging_ms(session, log.permissions(session), log.physical())
+        ask = WitnessAsk(self._tenure, b"" if begun is None else log.signed(begun.body), settled, clock_ms)
         if named.frontier is None:
             return ask, _MORE  # first it says what it has
         if named.tail_pages < len(self._tails):

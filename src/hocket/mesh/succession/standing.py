@@ -17,6 +17,7 @@ from hocket.kernel.clock import just_before, pack, unpack
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.ops import NO_ID, decode, pin_to
+from hocket.kernel.policy import LEASE_MS_MAX
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.succession.chain import Candidacy, Chain, Succession, TenureStart
 from hocket.kernel.succession.quorums import highest_term, is_elected, is_quorum, stands_after_ms
@@ -227,7 +228,13 @@ class Standing:
             op = tx.author(payload, pin=pin_to(unpack(end), end_id), at_once=True)
             if isinstance(op, Reason):
                 raise Conflict(f"the takeover would not count: {op.sentence}")
-            put_lead(tx.session, LeadRow(op.id.hex(), pack(just_before(op.timestamp)).hex()))
+            promised, now_ms = read_promised(tx.session), log.physical()
+            behind_ms = max(0, now_ms - self._witness.clock_ms(promised))
+            told = pack(just_before(op.timestamp)).hex()
+            put_lead(
+                tx.session,
+                LeadRow(op.id.hex(), told, behind_ms=behind_ms, behind_until_ms=now_ms + behind_ms + LEASE_MS_MAX),
+            )
 
         log.run_unconfirmed(write_it)
 

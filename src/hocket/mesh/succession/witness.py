@@ -17,7 +17,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, decode, link_to, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.succession.chain import Candidacy, Chain
-from hocket.kernel.succession.quorums import confirm_fault, highest_term, vote_fault
+from hocket.kernel.succession.quorums import RATE_MARGIN, confirm_fault, highest_term, vote_fault
 from hocket.kernel.vocabulary import SetSuccession, TakeOver
 from hocket.log import Log
 from hocket.mesh.outgoing import own_frontier
@@ -44,7 +44,8 @@ SETTLED_MAX = 16
 
 class Promised(msgspec.Struct, frozen=True):
     """The last vote: its candidacy, in hexadecimal. `heard` is when the coordinator was last answered, by the machine's
-    monotonic clock, and `heard_ms` by its clock. `law` are the kept entries about who follows the coordinator.
+    monotonic clock, and `heard_ms` by its clock; the coordinator's was at `clock_ms` then, or later. `law` are the kept
+    entries about who follows the coordinator.
     """
 
     root: str = ""
@@ -54,6 +55,7 @@ class Promised(msgspec.Struct, frozen=True):
     node: int = 0
     heard: float | None = None
     heard_ms: int = 0
+    clock_ms: int = 0
     settled: tuple[tuple[str, str, str], ...] = ()
     law: tuple[tuple[str, str], ...] = ()
 
@@ -184,7 +186,9 @@ class Witness:
             if ask.settled is not None:
                 promised = promised.with_settled(ask.settled)
             now_s, now_ms = self._monotonic(), self._log.physical()
-            put_promised(session, msgspec.structs.replace(promised, heard=now_s, heard_ms=now_ms))
+            put_promised(
+                session, msgspec.structs.replace(promised, heard=now_s, heard_ms=now_ms, clock_ms=ask.clock_ms)
+            )
             has = self._end_of(session, node)
             frontier = encode_frontier(own_frontier(session))
         return WitnessAnswer("", has, frontier, newest[0].op_id, max(each.after_ms for each in newest))
@@ -249,6 +253,11 @@ class Witness:
         now = self._monotonic()
         heard = self._started if promised.heard is None or promised.heard > now else promised.heard
         return now - max(self._started, heard)
+
+    def clock_ms(self, promised: Promised) -> int:
+        """A time that the coordinator's clock has passed."""
+        since_s = 0.0 if promised.heard is None else max(0.0, self._monotonic() - promised.heard)
+        return promised.clock_ms + int(since_s * 1000 * (1 - RATE_MARGIN))
 
     def kept(self, ask: KeptAsk) -> KeptAnswer:
         """The next of the entries that this node keeps beside its log."""

@@ -42,12 +42,14 @@ class Settled(msgspec.Struct, frozen=True):
 class WitnessAsk(msgspec.Struct, frozen=True):
     """The coordinator of this `tenure` asks a named node to keep entries: its own, and those of coordinators before it
     that are on no log yet, are `aside`; those of other nodes come before them and go on the log. All are in order.
-    `takeover` is the op that began the tenure, if none of the owner's did.
+    `takeover` is the op that began the tenure, if none of the owner's did. `clock_ms` is the coordinator's clock, by
+    which it ends leases.
     """
 
     tenure: bytes
     takeover: bytes = b""
     settled: Settled | None = None
+    clock_ms: int = 0
     aside: bytes = b""
     others: bytes = b""
 
