@@ -55,7 +55,7 @@ class TenureStart(NamedTuple):
 
     @property
     def is_takeover(self) -> bool:
-        return bool(self.follows)
+        return self.term > 0
 
 
 class Candidacy(NamedTuple):

@@ -25,8 +25,6 @@ from hocket.kernel.vocabulary import (
     RouteKind,
     ScheduleJob,
     SetSchedule,
-    SetSuccession,
-    TakeOver,
     number_of,
 )
 from hocket.log import Log
@@ -41,7 +39,7 @@ _CONTEXT = tuple(
     number_of(each)
     for each in (
         *(DelegateUcan, RevokeUcan, RevokeRoot, ReportFork),
-        *(DesignateCoordinator, SetSuccession, TakeOver, RouteKind, SetSchedule),
+        *(DesignateCoordinator, RouteKind, SetSchedule),
     )
 )
 # The ops that the ops of a job cite are read too, and those that these cite.
