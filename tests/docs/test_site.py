@@ -55,6 +55,19 @@ def test_every_page_begins_with_what_it_is_for(pages: dict[str, str]) -> None:
     assert [where for where in listed if len(site.summary(pages[where])) < 20] == []
 
 
+READERS = r"those|people|programs|authors|readers|agents|owners|fleets|every (program|handler)"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_a_page_says_in_its_first_paragraph_whom_it_is_for(page: Path) -> None:
+    first = page.read_text(encoding="utf-8").split("\n\n")[1]
+    assert re.search(rf"\bfor ({READERS})\b", " ".join(first.split()), re.IGNORECASE), first
+
+
+def test_the_readme_fits_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
 def test_programs_find_every_page(pages: dict[str, str]) -> None:
     listed = re.findall(r"^- \[.+\]\((.+\.md)\): .+$", site.llms(pages), re.MULTILINE)
     assert listed == [where for _, where in site.navigation(site.project()["nav"])]
