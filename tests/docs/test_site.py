@@ -15,7 +15,7 @@ import yaml
 
 import hocket
 from hocket.server.routes import ROUTES
-from tests.docs import reader, site
+from tests.docs import picture, reader, site
 from tests.docs.reader import ROOT
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in site.MOVED if name.endswith(".md"))]
@@ -66,6 +66,21 @@ def test_a_page_says_in_its_first_paragraph_whom_it_is_for(page: Path) -> None:
 
 def test_the_readme_fits_two_screens() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
+def test_the_pictures_of_the_tour_show_what_it_printed_and_need_nothing_from_elsewhere() -> None:
+    printed = (
+        "home /tmp",
+        "315 jobs are submitted",
+        "log verified: " + "a" * 64,
+        "gpu is killed",
+        "53 runs for 52 jobs",
+    )
+    for name, lines in picture.pictures("\n".join([*printed, "Now two agents", "log of desk"])).items():
+        assert not any("/tmp" in line or "aaaaaaaaa" in line for line in lines)
+        for svg in (picture.draw(lines), (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")):
+            assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", svg) == []
+            assert lines[0].split()[-1] in svg
 
 
 def test_programs_find_every_page(pages: dict[str, str]) -> None:
