@@ -15,11 +15,14 @@ OVER_EACH = (
     "test_changes",
     "test_clock",
     "test_commit",
+    "test_kills",
     "test_locks",
     "test_machine_clock",
+    "test_pruning",
+    "test_pruning_plants",
 )
 # The modules about a log that only one node writes.
-OF_ONE_NODE = ("test_sealing", "test_snapshots")
+OF_ONE_NODE = ("test_sealing", "test_snapshots", "test_snapshot_bytes")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
