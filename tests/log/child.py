@@ -5,8 +5,8 @@ python child.py forever HOME         the same until killed
 python child.py checkpoints HOME     jobs, and a checkpoint after each few, until killed: says its size and root
 python child.py rebuild HOME STEP    a rebuild in steps of so many ops, one line each
 python child.py prune HOME COMMITS   prunes three days later, and kills itself in or after so many commits
-python child.py keep HOME WHAT DIR CALLS   archives, prunes, writes a snapshot, takes one or gives back space, three
-                                           days later, and kills itself after so many calls of functions
+python child.py keep HOME WHAT DIR CALLS   archives, prunes, writes a snapshot or takes one, three days later, and
+                                           kills itself after so many calls of functions
 """
 
 import os
@@ -32,7 +32,6 @@ from hocket.log.snapshots.loading import load_snapshot
 from hocket.log.snapshots.writing import write_snapshot
 from hocket.node.runtime import Runtime
 from hocket.store.checkpoint_rows import CheckpointState
-from hocket.store.sqlite import space
 
 LATER_MS = 3 * 86_400_000
 
@@ -96,14 +95,10 @@ def keep(log: Log, what: str, place: Path, calls: int) -> None:
         prune(log)
     elif what == "snapshot":
         write_snapshot(log, place)
-    elif what == "load":
+    else:
         with suppress(Conflict):  # an earlier process has put it in
             load_snapshot(log, SnapshotFolder(place))
         rewrite(log)  # as the next exchange does
-    else:
-        space.FREE_PAGES_MIN = space.STEP_PAGES = 2
-        while log.store.trim():
-            pass
     sys.setprofile(None)
     say("done")
 

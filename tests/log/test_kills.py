@@ -1,6 +1,6 @@
-"""A process that archives, prunes, writes or takes a snapshot, or gives back space, is killed at any moment: another
-one goes on, and nothing is lost. They are real processes on real homes. Each dies before or after some call of a
-function, of the database or of the system, so that a busy machine changes nothing.
+"""A process that archives, prunes, writes a snapshot or takes one is killed at any moment: another one goes on, and
+nothing is lost. They are real processes on real homes. Each dies before or after some call of a function, of the
+database or of the system, so that a busy machine changes nothing.
 """
 
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def pruned(home: Home) -> None:
 
 
 @pytest.mark.req("LW-52")
-def test_pruning(home: Home, tmp_path: Path) -> None:
+def test_a_process_that_prunes_may_be_killed(home: Home, tmp_path: Path) -> None:
     assert killed_until_done(home.path, "prune", tmp_path, lambda: is_sound(home))
     is_sound(home)
     with Runtime.open(home.path) as runtime:
@@ -102,7 +102,7 @@ def test_pruning(home: Home, tmp_path: Path) -> None:
         assert runtime.rebuild().unchanged
 
 
-def test_archiving(home: Home, tmp_path: Path) -> None:
+def test_a_process_that_archives_may_be_killed(home: Home, tmp_path: Path) -> None:
     place = tmp_path / "archive"
     with Runtime.open(home.path) as runtime, runtime.read() as session:
         ids = {row.id for row in session.entries_after(0, 10_000)}
@@ -120,7 +120,7 @@ def _files(place: Path) -> dict[str, bytes]:
     return {str(each.relative_to(place)): each.read_bytes() for each in place.rglob("*.zst")}
 
 
-def test_writing_a_snapshot(home: Home, tmp_path: Path) -> None:
+def test_a_process_that_writes_a_snapshot_may_be_killed(home: Home, tmp_path: Path) -> None:
     pruned(home)
     place = tmp_path / "snapshot"
 
@@ -140,17 +140,7 @@ def checked(home: Home, place: Path) -> None:
         assert check_snapshot(SnapshotFolder(place), log.user, log.rules, log.physical()).entries
 
 
-def test_giving_back_space(home: Home, tmp_path: Path, store_kind: StoreKind) -> None:
-    if store_kind is not STORES["sqlite"]:
-        pytest.skip("a database server gives back its own space")
-    pruned(home)
-    before = (home.path / "log.db").stat().st_size
-    assert killed_until_done(home.path, "trim", tmp_path, lambda: is_sound(home))
-    is_sound(home)
-    assert (home.path / "log.db").stat().st_size < before
-
-
-def test_taking_a_snapshot(home: Home, tmp_path: Path, store_kind: StoreKind) -> None:
+def test_a_process_that_takes_a_snapshot_may_be_killed(home: Home, tmp_path: Path) -> None:
     """What the node itself had written, and nobody else has, is there once, too."""
     pruned(home)
     place = tmp_path / "snapshot"
