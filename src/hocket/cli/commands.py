@@ -66,7 +66,7 @@ COMMANDS = {
     "sync": ("node_commands:sync", "Sync with the peers once, now."),
     "lock": ("lock:app", "Lock files and other things that several agents use."),
     "cron": ("api.schedules:commands", "Submit jobs on a schedule."),
-    "retain": ("rule_commands:retain", "Say how long ended jobs and messages are kept, or list the rules."),
+    "retain": ("rule_commands:retain", "Say how long ended jobs, messages and windows are kept, or list the rules."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
     "status": ("api.status:status", "Show the state of this node."),
