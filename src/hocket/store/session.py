@@ -22,7 +22,7 @@ from hocket.store.subjects import ChecksStates, SubjectSession
 PROJECTIONS = (
     *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     "arguments",
-    *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
+    *("evictions", "delegations", "revocations", "coordinators", "successions", "forks", "written"),
     *("messages", "deliveries", "group_cursors"),
 )
 
