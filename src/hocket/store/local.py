@@ -166,6 +166,7 @@ KEPT = {
     "bases": _with_mac("bases"),
     "gaps": _with_mac("gaps"),
     "pruning": UnloggedTable("family, key, last, state, kept", "family, key"),
+    "witnessed": _with_mac("witnessed"),
 }
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (
