@@ -19,7 +19,7 @@ OVER_EACH = (
     "test_machine_clock",
 )
 # The modules about a log that only one node writes.
-OF_ONE_NODE = ("test_sealing", "test_snapshots")
+OF_ONE_NODE = ("test_sealing",)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

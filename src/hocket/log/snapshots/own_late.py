@@ -26,8 +26,8 @@ def write_late_again(log: Log) -> Rewritten | None:
     is never taken off the log.
     """
     with log.store.read() as session:
-        first = first_unshared(session, log.node)
-    if first is None or log.is_shared:
+        first = None if log.sharers(session) else first_unshared(session, log.node)
+    if first is None:
         return None
     rewind(log, first.id)
     return rewrite(log)
