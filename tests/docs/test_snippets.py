@@ -62,6 +62,20 @@ def test_the_python_on_the_page_runs(page: Path, tmp_path: Path):
     assert ran.returncode == 0, f"{name(page)}\n{ran.stdout}\n{ran.stderr}"
 
 
+_FIXED_PORT = re.compile(r"""(?:--port[ =]|127\.0\.0\.1:|localhost:|127\.0\.0\.1["'], )([1-9]\d*)""")
+
+
+def test_a_page_that_is_typed_names_no_port_but_the_one_that_the_reader_replaces():
+    ports = {
+        (name(page), port)
+        for page in LITERAL
+        for block in reader.blocks(page)
+        if block.language in ("console", "python")
+        for port in _FIXED_PORT.findall(block.text)
+    }
+    assert ports == {("docs/webhooks.md", reader.WRITTEN_PORT)}
+
+
 def test_the_pages_with_commands_are_the_ones_we_think():
     assert {"README.md", "docs/quickstart.md", "docs/mesh.md", "docs/cli.md"} <= {name(page) for page in LITERAL}
 

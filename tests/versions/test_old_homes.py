@@ -23,9 +23,9 @@ HOMES = Path(__file__).parent / "homes"
 # The job that was done with the payload {"n": 4}, and the one that waited with {"n": 5}. The home also has a message to
 # ada, and a lock.
 MADE = {
+    17: ("01M7V31ZACXW99KQDBQFN6PW6B", "01M7V324F0JCBD68VKC5RJEA13"),
     16: ("01M7TXZN45Z1887G7T62122YZ6", "01M7TXZP9J80NK4J7MAWGESFP8"),
     15: ("01M7TVJJFEKZJFM31B3V0R5HP8", "01M7TVK4JJFHCSB08HSD98BAFC"),
-    14: ("01M7TVMY5HA50NNJ7S7GH6B04M", "01M7TVNGE503558WZGCSZDQDAS"),
 }
 DAY = 86_400_000
 TASKS = """

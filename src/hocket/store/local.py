@@ -162,6 +162,7 @@ KEPT = {
     "tokens": _with_mac("tokens", ", used"),
     "answers": _with_mac("answers"),
     "checkpoints": _with_mac("checkpoints"),
+    "witnessed": _with_mac("witnessed"),
 }
 # What stands in the place of ops that went comes with the ops that remain; what is left to do is computed again.
 SETTLED = ("heads", "bases", "gaps", "pruning")

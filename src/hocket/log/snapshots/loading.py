@@ -22,7 +22,7 @@ from hocket.kernel.snapshots.leaf_contents import PartialBundle, SnapshotBase, S
 from hocket.kernel.vocabulary import JOB, Bundle, Payload, Subject, discriminant, subject_of
 from hocket.log import Log
 from hocket.log.limits import SHARED
-from hocket.log.lost_past import SET_ASIDE, rewrite
+from hocket.log.lost_past import SET_ASIDE, link_at, rewrite
 from hocket.log.rebuild import rebuild_at_once
 from hocket.log.retention.proof import note_taken
 from hocket.log.snapshots.checking import SnapshotAudit, SnapshotEntry, SnapshotHorizon, check_snapshot, parts
@@ -106,10 +106,8 @@ def _set_own_aside(log: Log, session: Session, audit: SnapshotAudit) -> None:
     aside += [row.body for row in session.entries_after(first.seq - 1, head.seq)]
     session.set_own_meta(SET_ASIDE, encode_sequence(aside))
     session.drop_ops(first.seq)
-    end, before = first.seq - 1, session.entry(first.seq - 1)
-    gap = session.gap_at(end)
-    chain = gap.chain if gap is not None else bytes(32) if before is None else before.chain
-    _, chain, seal = log.end_at(end, chain)
+    end = first.seq - 1
+    _, chain, seal = log.end_at(end, link_at(session, end))
     _, last = session.latest_of(log.author)
     session.put_head(
         head._replace(seq=end, chain=chain, seal=seal, settled=min(head.settled, end), unsettled=0, last=last)
