@@ -23,10 +23,15 @@ from hocket.kernel.authority import Authority, Revocation, Standing, counting_re
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
-from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to
+from hocket.kernel.postcard import decode as decode_value
+from hocket.kernel.postcard import encode
+from hocket.kernel.succession.chain import Chain, TenureStart
+from hocket.kernel.succession.tenures import Successions, Tenure, tenures_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
+    PAYLOAD,
     VARIANTS,
     ClaimWork,
     ClearSchedule,
@@ -41,8 +46,10 @@ from hocket.kernel.vocabulary import (
     RevokeRoot,
     RevokeUcan,
     SetSchedule,
+    SetSuccession,
+    TakeOver,
 )
-from hocket.store import Artifact, Coordinator, Delegated, Fork, JobEntry, Revoked, RowCheck, Session
+from hocket.store import Artifact, Coordinator, Delegated, Fork, JobEntry, Revoked, RowCheck, Session, SuccessionRow
 
 if TYPE_CHECKING:
     from hocket.kernel.snapshots.horizon import SettledCut
@@ -55,17 +62,6 @@ REMEMBERED = 4
 BELIEVED_S = 5.0
 # The most ops to read of a coordinator with two histories.
 PINNED_MAX = 1_000_000
-
-
-class Tenure(NamedTuple):
-    """A coordinator from a time on. `last` is the time of its last op that counts as the coordinator's, as its
-    successor's designation pins it; None for no bound.
-    """
-
-    since: Hlc
-    node: int
-    last: Hlc | None = None
-    pin: bytes | None = None
 
 
 class Permissions:
@@ -81,6 +77,7 @@ class Permissions:
         authority: Authority,
         delegations: Iterable[Delegation],
         revocations: Iterable[Revocation],
+        successions: Successions,
         tenures: list[Tenure],
         forks: dict[int, Hlc],
         pinned: frozenset[bytes],
@@ -92,6 +89,7 @@ class Permissions:
         self.authority = authority
         self.delegations = tuple(delegations)
         self._revocations = frozenset(revocations)
+        self.successions = successions
         self.tenures = tenures
         self.forks = forks
         self.pinned = pinned
@@ -113,11 +111,18 @@ class Permissions:
             self.authority.revoked,
             self._revocations,
             self.tenures,
+            self.chain.successions,
+            self.chain.faults.items(),
             self.forks.items(),
             self.pinned,
         )
         horizon = b"" if self.cut is None else self.cut.horizon
         return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode() + horizon)
+
+    @property
+    def chain(self) -> Chain:
+        """Which ops about the coordinator are in force, and why the others are not."""
+        return self.successions.chain
 
     @property
     def coordinators(self) -> list[tuple[Hlc, int]]:
@@ -214,6 +219,12 @@ class Permissions:
             return None
         return refused
 
+    def succession_fault(self, op: Op) -> Reason | None:
+        """Why an op about who follows the coordinator does not count beside the others, on the log or not yet."""
+        if not isinstance(op.payload, SetSuccession | TakeOver):
+            return None
+        return self.successions.chain_with([op]).faults.get(op.id)
+
     def tick_refusal(self, op: Op, author: int) -> Reason | None:
         """Why the job of a schedule's tick is refused, if so: the schedule's `author` must be allowed to schedule it at
         the time of the tick's op. That op's own author must only be a member then.
@@ -282,7 +293,7 @@ class Permissions:
 
 
 HLC_BYTES = 20
-_Row = Delegated | Revoked | Coordinator | Fork
+_Row = Delegated | Revoked | Coordinator | SuccessionRow | Fork
 
 
 class RegisterRows(NamedTuple):
@@ -291,6 +302,7 @@ class RegisterRows(NamedTuple):
     delegations: list[Delegated]
     revocations: list[Revoked]
     coordinators: list[Coordinator]
+    successions: list[SuccessionRow]
     forks: list[Fork]
     designations: dict[bytes, Op]
 
@@ -344,13 +356,14 @@ class CheckedRegisters:
 
     def read(self, session: Session, fresh: Iterable[Op]) -> RegisterRows:
         """`fresh` are ops of the transaction that are not stored yet."""
-        rows = RegisterRows(session.delegations(), session.revocations(), session.coordinators(), session.forks(), {})
+        law = session.delegations(), session.revocations(), session.coordinators(), session.successions()
+        rows = RegisterRows(*law, session.forks(), {})
         check = session.row_check
         return rows if check is None else self._checked(session, check, fresh, rows)
 
     def _checked(self, session: Session, check: RowCheck, fresh: Iterable[Op], rows: RegisterRows) -> RegisterRows:
         ops = {op.id: op for op in fresh}
-        everything: list[_Row] = [*rows.delegations, *rows.revocations, *rows.coordinators, *rows.forks]
+        everything: list[_Row] = [row for kept in rows[:-1] for row in kept]
         missing = [each.op_id for each in everything if each.op_id not in ops]
         stored = {row.id: decode(row.body) for row in session.ops_by_id(missing)}
         ops |= stored
@@ -367,6 +380,7 @@ class CheckedRegisters:
             [each for each in rows.delegations if is_sound("delegations", each)],
             [each for each in rows.revocations if is_sound("revocations", each)],
             [each for each in rows.coordinators if is_sound("coordinators", each)],
+            [each for each in rows.successions if is_sound("successions", each)],
             [each for each in rows.forks if is_sound("forks", each)],
             {each.op_id: ops[each.op_id] for each in rows.coordinators if each.op_id in ops},
         )
@@ -405,6 +419,8 @@ def row_of(op: Op) -> _Row | None:
         # A pin looks back, so no later arrival may change whether it counts.
         pin = None if op.cited else op.pin
         return Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big"), pin)
+    if isinstance(payload, SetSuccession | TakeOver):
+        return SuccessionRow(op.id, hlc, None if op.cited else op.pin, encode(PAYLOAD, payload))
     if not isinstance(payload, ReportFork):
         return None
     from hocket.kernel.signing import read_fork  # loads OpenSSL's hashes, which reading jobs does not need
@@ -458,8 +474,9 @@ class PermissionsReader:
     def of(self, empty: Session, ops: Sequence[Op]) -> Permissions:
         """The permissions that these ops make by themselves, on an empty log."""
         in_order = sorted(ops, key=lambda op: op.timestamp)
-        rows = RegisterRows([], [], [], [], {op.id: op for op in in_order})
-        by_type: dict[type, list[Any]] = {Delegated: rows[0], Revoked: rows[1], Coordinator: rows[2], Fork: rows[3]}
+        rows = RegisterRows([], [], [], [], [], {op.id: op for op in in_order})
+        types = Delegated, Revoked, Coordinator, SuccessionRow, Fork
+        by_type: dict[type, list[Any]] = dict(zip(types, rows[:-1], strict=True))
         for op in in_order:
             if (row := row_of(op)) is not None:
                 by_type[type(row)].append(row)
@@ -468,20 +485,24 @@ class PermissionsReader:
 
     def _judged(self, session: Session, fresh: Iterable[Op], rows: RegisterRows) -> Permissions:
         permissions = self._made(session, fresh, rows)
-        unauthorised = [
-            each
-            for each in rows.coordinators
-            if (op := rows.designations.get(each.op_id)) is not None and permissions.refusal(op) is not None
-        ]
-        if not unauthorised:
+        designations = rows.designations.values()
+        refused = {
+            op.id for op in (*designations, *map(_op_of, rows.successions)) if permissions.refusal(op) is not None
+        }
+        coordinators = [each for each in rows.coordinators if each.op_id not in refused]
+        successions = [each for each in rows.successions if each.op_id not in refused]
+        if len(coordinators) == len(rows.coordinators) and len(successions) == len(rows.successions):
             return permissions
-        for each in unauthorised:
-            rows.coordinators.remove(each)
-        return self._made(session, fresh, rows)
+        return self._made(session, fresh, rows._replace(coordinators=coordinators, successions=successions))
 
     def _made(self, session: Session, fresh: Iterable[Op], rows: RegisterRows) -> Permissions:
         is_bound = self.rules.bounds is not None
-        tenures = _tenures(rows.coordinators)
+        keys = {}
+        for each in rows.delegations if rows.successions else ():
+            delegation = self._delegation(each.cid, each.token)
+            keys[delegation.node] = delegation.public
+        successions = Successions(map(_designation, rows.coordinators), map(_op_of, rows.successions), keys)
+        tenures = tenures_of(successions.chain.tenures)
         forks: dict[int, Hlc] = {}
         apart: set[int] = set()
         for fork in rows.forks:
@@ -515,6 +536,7 @@ class PermissionsReader:
             authority,
             delegations.values(),
             counting,
+            successions,
             tenures,
             forks,
             pinned,
@@ -539,14 +561,14 @@ def cut_of(session: Session) -> "SettledCut | None":
     return SettledCut(row.op, row.at_ms, row.forgotten_ms, heads)
 
 
-def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
-    tenures: list[Tenure] = []
-    for each in coordinators:
-        if tenures and each.pin is not None:
-            before = tenures[-1]
-            tenures[-1] = before._replace(last=pinned_time(each.pin, before.node), pin=each.pin)
-        tenures.append(Tenure(unpack(each.hlc), int.from_bytes(each.node, "big")))
-    return tenures
+def _designation(row: Coordinator) -> TenureStart:
+    return TenureStart(row.op_id, unpack(row.hlc), int.from_bytes(row.node, "big"), row.pin)
+
+
+def _op_of(row: SuccessionRow) -> Op:
+    """As much of its op as its author's permission, and its own effect, depend on."""
+    at = unpack(row.hlc)
+    return Op(row.op_id, at, at.node, () if row.pin is None else (row.pin,), decode_value(PAYLOAD, row.payload))
 
 
 def _shares_link(session: Session, fresh: Iterable[Op], report: bytes) -> bool:
