@@ -4,7 +4,7 @@ delegations, and the late ops that wait for a decision.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
@@ -17,7 +17,6 @@ from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.succession.chain import Chain
 from hocket.kernel.texts import counted, span
 from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, words
@@ -25,6 +24,9 @@ from hocket.mesh.membership import Member, Revocation
 from hocket.mesh.names import why_not
 from hocket.node.home import Ask
 from hocket.store import Session
+
+if TYPE_CHECKING:
+    from hocket.kernel.succession.chain import Chain
 
 AFTER_MS = 30_000
 
@@ -264,7 +266,7 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
 
 
-def _shown_chain(chain: Chain, roll: Iterable[Member]) -> SuccessionShown:
+def _shown_chain(chain: "Chain", roll: Iterable[Member]) -> SuccessionShown:
     called = {each.node: NodeName(each.id, each.name) for each in roll}
 
     def named(nodes: Iterable[int]) -> list[NodeName]:

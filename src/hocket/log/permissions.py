@@ -10,9 +10,10 @@ a replaced coordinator, the history that its successor's designation pins.
 import os
 import time
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,11 +24,9 @@ from hocket.kernel.authority import Authority, Revocation, Standing, counting_re
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
-from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
 from hocket.kernel.postcard import decode as decode_value
 from hocket.kernel.postcard import encode
-from hocket.kernel.succession.chain import Chain, TenureStart
-from hocket.kernel.succession.tenures import Successions, Tenure, tenures_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -53,6 +52,8 @@ from hocket.store import Artifact, Coordinator, Delegated, Fork, JobEntry, Revok
 
 if TYPE_CHECKING:
     from hocket.kernel.snapshots.horizon import SettledCut
+    from hocket.kernel.succession.chain import Chain
+    from hocket.kernel.succession.on_log import Successions
 
 # The ops of a derivation job, if its kind marks it as one.
 _DERIVING = (ClaimWork, CompleteJob)
@@ -62,6 +63,17 @@ REMEMBERED = 4
 BELIEVED_S = 5.0
 # The most ops to read of a coordinator with two histories.
 PINNED_MAX = 1_000_000
+
+
+class Tenure(NamedTuple):
+    """A coordinator from a time on. `last` is the time of its last op that counts as the coordinator's, as its
+    successor pins it; None for no bound.
+    """
+
+    since: Hlc
+    node: int
+    last: Hlc | None = None
+    pin: bytes | None = None
 
 
 class Permissions:
@@ -77,7 +89,8 @@ class Permissions:
         authority: Authority,
         delegations: Iterable[Delegation],
         revocations: Iterable[Revocation],
-        successions: Successions,
+        designations: Sequence[Coordinator],
+        successions: "Successions | None",
         tenures: list[Tenure],
         forks: dict[int, Hlc],
         pinned: frozenset[bytes],
@@ -89,7 +102,7 @@ class Permissions:
         self.authority = authority
         self.delegations = tuple(delegations)
         self._revocations = frozenset(revocations)
-        self.successions = successions
+        self._designations, self._successions = designations, successions
         self.tenures = tenures
         self.forks = forks
         self.pinned = pinned
@@ -111,18 +124,28 @@ class Permissions:
             self.authority.revoked,
             self._revocations,
             self.tenures,
-            self.chain.successions,
-            self.chain.faults.items(),
+            self.succession_faults.items(),
+            () if self._successions is None else self.chain.successions,
             self.forks.items(),
             self.pinned,
         )
         horizon = b"" if self.cut is None else self.cut.horizon
         return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode() + horizon)
 
+    @cached_property
+    def successions(self) -> "Successions":
+        """The ops about who is the coordinator, and may be."""
+        return self._successions or _successions(self._designations, (), self.delegations)
+
     @property
-    def chain(self) -> Chain:
-        """Which ops about the coordinator are in force, and why the others are not."""
+    def chain(self) -> "Chain":
+        """Which of these ops are in force, and why the others are not."""
         return self.successions.chain
+
+    @property
+    def succession_faults(self) -> Mapping[bytes, Reason]:
+        """Why ops about who may follow the coordinator do not count."""
+        return {} if self._successions is None else self.chain.faults
 
     @property
     def coordinators(self) -> list[tuple[Hlc, int]]:
@@ -497,12 +520,11 @@ class PermissionsReader:
 
     def _made(self, session: Session, fresh: Iterable[Op], rows: RegisterRows) -> Permissions:
         is_bound = self.rules.bounds is not None
-        keys = {}
-        for each in rows.delegations if rows.successions else ():
-            delegation = self._delegation(each.cid, each.token)
-            keys[delegation.node] = delegation.public
-        successions = Successions(map(_designation, rows.coordinators), map(_op_of, rows.successions), keys)
-        tenures = tenures_of(successions.chain.tenures)
+        successions = None
+        if rows.successions:
+            tokens = [self._delegation(each.cid, each.token) for each in rows.delegations]
+            successions = _successions(rows.coordinators, rows.successions, tokens)
+        tenures = _tenures(rows.coordinators, successions)
         forks: dict[int, Hlc] = {}
         apart: set[int] = set()
         for fork in rows.forks:
@@ -536,6 +558,7 @@ class PermissionsReader:
             authority,
             delegations.values(),
             counting,
+            rows.coordinators,
             successions,
             tenures,
             forks,
@@ -561,8 +584,42 @@ def cut_of(session: Session) -> "SettledCut | None":
     return SettledCut(row.op, row.at_ms, row.forgotten_ms, heads)
 
 
-def _designation(row: Coordinator) -> TenureStart:
-    return TenureStart(row.op_id, unpack(row.hlc), int.from_bytes(row.node, "big"), row.pin)
+def _successions(
+    designations: Iterable[Coordinator], rows: Iterable[SuccessionRow], delegations: Iterable[Delegation]
+) -> "Successions":
+    from hocket.kernel.succession.chain import TenureStart  # most logs have no successions
+    from hocket.kernel.succession.on_log import Successions
+
+    starts = [
+        TenureStart(each.op_id, unpack(each.hlc), int.from_bytes(each.node, "big"), each.pin) for each in designations
+    ]
+    return Successions(starts, map(_op_of, rows), {each.node: each.public for each in delegations})
+
+
+def _tenures(designations: Iterable[Coordinator], successions: "Successions | None") -> list[Tenure]:
+    if successions is None:
+        starts = [(unpack(each.hlc), int.from_bytes(each.node, "big"), each.pin) for each in designations]
+    else:
+        starts = [(each.at, each.node, each.pin) for each in successions.chain.tenures]
+    tenures: list[Tenure] = []
+    for since, node, pin in starts:
+        if tenures and pin is not None:
+            before = tenures[-1]
+            tenures[-1] = before._replace(last=pinned_time(pin, before.node), pin=pin)
+        tenures.append(Tenure(since, node))
+    return tenures
+
+
+def changed_since(before: Sequence[Tenure], after: Sequence[Tenure]) -> Hlc | None:
+    """Since when another node decides, or decisions count that did not, or the reverse; None if nothing differs."""
+    times: list[Hlc] = []
+    for one, other in zip_longest(before, after):
+        if one != other:
+            both = [each for each in (one, other) if each is not None]
+            if len(both) == 1 or one[:2] != other[:2]:
+                times += [each.since for each in both]
+            times += [each.last for each in both if each.last is not None]
+    return min(times, default=None)
 
 
 def _op_of(row: SuccessionRow) -> Op:

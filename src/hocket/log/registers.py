@@ -12,7 +12,6 @@ from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import names_of
-from hocket.kernel.succession.tenures import changed_since
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
     JOB,
@@ -35,7 +34,7 @@ from hocket.kernel.vocabulary import (
     subject_of,
 )
 from hocket.log.citations import Memory
-from hocket.log.permissions import Permissions, row_of
+from hocket.log.permissions import Permissions, changed_since, row_of
 from hocket.log.projectors import Engine, Projector, family_names
 from hocket.store import Artifact, Coordinator, Delegated, Fork, Revoked, Schedule, Session, SuccessionRow
 
@@ -117,7 +116,7 @@ class CoordinatorRegister:
         """An op about the coordinator that arrives late, or no longer counts, changes who could decide since then, and
         which others of these ops are in force.
         """
-        engine, faults, earlier = self._engine, after.chain.faults, before.chain.faults
+        engine, faults, earlier = self._engine, after.succession_faults, before.succession_faults
         for op_id in faults.keys() | earlier.keys():
             if faults.get(op_id) != earlier.get(op_id):
                 engine.doubt(op_id)

@@ -6,7 +6,7 @@ permissions decide whether they count.
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, NotFound, Usage
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
@@ -18,7 +18,6 @@ from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.mesh_rules import Bounds
 from hocket.kernel.policy import routed_to
-from hocket.kernel.succession.chain import Chain, shape_fault
 from hocket.kernel.ucan import NO_QUOTA, ROOT, Capability, Delegation, Quota, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind, SetSuccession
 from hocket.log import Log, Transaction
@@ -27,6 +26,9 @@ from hocket.log.permissions import Permissions, founder
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
 from hocket.work.members import routes_in_force
+
+if TYPE_CHECKING:
+    from hocket.kernel.succession.chain import Chain
 
 # A coordinator that was met within this time will soon learn that it was replaced.
 RECENT_MS = 60_000
@@ -371,10 +373,11 @@ def designate(log: Log, node: int) -> Designation:
     return log.run(request)
 
 
-def set_succession(log: Log, named: Sequence[Member], quorum: int, after_ms: int) -> Chain:
+def set_succession(log: Log, named: Sequence[Member], quorum: int, after_ms: int) -> "Chain":
     """Says which nodes may follow the coordinator, in this order; without any, none may. Returns what is in force."""
+    from hocket.kernel.succession.chain import shape_fault  # few commands say that
 
-    def request(tx: Transaction) -> Chain:
+    def request(tx: Transaction) -> "Chain":
         permissions = tx.projection.permissions
         if permissions.rules.is_strict:
             raise Usage("this is a strict mesh, which keeps to Likewise v0.1 and knows no successions")

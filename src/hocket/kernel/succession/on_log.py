@@ -1,26 +1,12 @@
-"""The tenures that designations, successions and takeovers make: which node decides when, and up to which op."""
+"""What the ops of a log about the coordinator make of each other, and with further ops that are not on it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from itertools import zip_longest
-from typing import NamedTuple
 
-from hocket.kernel.clock import Hlc
 from hocket.kernel.keys import verify
-from hocket.kernel.ops import Op, pinned_time
+from hocket.kernel.ops import Op
 from hocket.kernel.succession.chain import Chain, Succession, TenureStart, chain_of
 from hocket.kernel.vocabulary import SetSuccession, TakeOver
-
-
-class Tenure(NamedTuple):
-    """A coordinator from a time on. `last` is the time of its last op that counts as the coordinator's, as its
-    successor pins it; None for no bound.
-    """
-
-    since: Hlc
-    node: int
-    last: Hlc | None = None
-    pin: bytes | None = None
 
 
 class Successions:
@@ -54,25 +40,3 @@ class Successions:
 def _is_signed(key: bytes, signature: bytes, text: bytes) -> bool:
     """The votes of each takeover are read again with every change of the permissions."""
     return verify(key, signature, text)
-
-
-def tenures_of(starts: Iterable[TenureStart]) -> list[Tenure]:
-    tenures: list[Tenure] = []
-    for each in starts:
-        if tenures and each.pin is not None:
-            before = tenures[-1]
-            tenures[-1] = before._replace(last=pinned_time(each.pin, before.node), pin=each.pin)
-        tenures.append(Tenure(each.at, each.node))
-    return tenures
-
-
-def changed_since(before: Sequence[Tenure], after: Sequence[Tenure]) -> Hlc | None:
-    """Since when another node decides, or decisions count that did not, or the reverse; None if nothing differs."""
-    times: list[Hlc] = []
-    for one, other in zip_longest(before, after):
-        if one != other:
-            both = [each for each in (one, other) if each is not None]
-            if len(both) == 1 or one[:2] != other[:2]:
-                times += [each.since for each in both]
-            times += [each.last for each in both if each.last is not None]
-    return min(times, default=None)
