@@ -15,6 +15,7 @@ from hocket.families.rows.rules import ROWS
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import content_hash
+from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
@@ -33,6 +34,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Log
 from hocket.log.rebuild import family_digests
+from hocket.store import Store
 from tests.log.roster.world import KEYS, USER, randomness
 from tests.stores import new_store
 
@@ -46,6 +48,10 @@ WORKER = tuple(
         *(("Artifact", "Write", {}), ("Inbox", "*", {}), ("Lock", "*", {}), ("Row", "*", {}), ("Ops", "Read", {})),
     )
 )
+
+
+def key_of(number: int) -> SigningKey:
+    return KEYS[number] if number < len(KEYS) else SigningKey(content_hash(b"member %d" % number))
 
 
 class World:
@@ -78,10 +84,10 @@ class World:
 
 
 class Member:
-    def __init__(self, world: World, number: int, grants: Any = ROOT) -> None:
+    def __init__(self, world: World, number: int, grants: Any = ROOT, store: Store | None = None) -> None:
         self.world, self.number = world, number
-        key = KEYS[number]
-        self.log = self.opened(new_store())
+        key = key_of(number)
+        self.log = self.opened(store or new_store())
         self.token = issue(USER, key.public, grants, 0, None)
         self.say(DelegateUcan(content_hash(self.token), self.token))
         self.held: list[tuple[bytes, bytes]] = []
@@ -94,11 +100,11 @@ class Member:
 
         return Log(
             store,
-            KEYS[self.number],
+            key_of(self.number),
             did_key(USER.public),
             wall=lambda floor: max(self.world.now, floor),
             physical=lambda: self.world.now,
-            randomness=randomness(KEYS[self.number].public),
+            randomness=randomness(key_of(self.number).public),
         )
 
     def say(self, payload: Any, deps: tuple[bytes, ...] = ()) -> Op | Reason:

@@ -13,9 +13,11 @@ import pytest
 from hocket.errors import Conflict, Failed, StoreError, Usage
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import unpack
+from hocket.kernel.ops import Op
 from hocket.kernel.snapshots import chunks
 from hocket.kernel.snapshots.chunks import SnapshotManifest
 from hocket.log import Log
+from hocket.log.audit import verify
 from hocket.log.retention.proof import check_remains
 from hocket.log.snapshots.checking import SnapshotAudit, check_snapshot
 from hocket.log.snapshots.folder import SnapshotFolder
@@ -190,6 +192,41 @@ def test_late_ops_are_written_again_behind_the_horizon() -> None:
     away.follow()
     assert away.digests() == world.owner.digests()
     assert write_late_again(away.log) is None
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_node_that_follows_the_horizon_writes_its_late_ops_beside(is_last: bool) -> None:
+    """What stood around them on its log is deleted, so they cannot be taken off it."""
+    world = World(2)
+    owner, away = world.members
+    owner.retain(ms=HOUR)
+    owner.run_job("acme.render")
+    away.pull(owner)
+    late = away.submit("acme.mine")
+    assert away.claim(late)
+    if not is_last:
+        owner.run_job("acme.render")
+    owner.submit("acme.open")
+    away.pull(owner)
+    world.wait(DAY)
+    assert owner.move_horizon()
+    away.pull(owner)
+    assert isinstance(away.cancel(late), Op)
+    away.submit("acme.after")
+    away.follow()
+    (row,) = away.read(lambda session: session.ops_by_id([late]))
+    assert away.read(lambda session: session.gap_at(row.seq - 1)) and away.job(late) is None
+    done = write_late_again(away.log)
+    assert done is not None and (done.ops, done.dropped) == (3, 0)
+    assert write_late_again(away.log) is None
+    assert verify(away.log.store, user=away.log.user, marks=away.log.signer, is_bound=True).findings == []
+    world.exchange()
+    for each in world.members:
+        each.follow()
+        kinds = sorted(job.kind for job in each.shown()["jobs"].values())
+        assert kinds == ["acme.after", "acme.mine", "acme.open"]
+        assert [job.done is not None for job in each.shown()["jobs"].values() if job.kind == "acme.mine"] == [True]
+    assert away.digests() == owner.digests() and away.read(check_remains) == []
 
 
 def test_late_ops_that_another_node_may_have_stay_and_do_not_count() -> None:

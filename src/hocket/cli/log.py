@@ -193,18 +193,20 @@ def _import_snapshot(path: str) -> None:
     with open_service() as service:
         done = snapshots.load_snapshot(service, path)
     emit(done)
-    say(f"{counted(done.added, 'op')} came in, {counted(done.deleted, 'settled op')} went")
+    say(f"{counted(done.added + done.later, 'op')} came in, {counted(done.deleted, 'settled op')} went")
     if done.rewritten:
         say(f"{counted(done.rewritten, 'op')} of this node were late and were written again")
     if done.dropped:
         say(f"{counted(done.dropped, 'op')} of this node would not count any more and were left out", "warn")
+    if done.rejected:
+        raise Failed(f"{counted(done.rejected, 'op')} after the horizon were rejected; exchange with another node")
 
 
 @app.command()
 def snapshot(
     to: Annotated[Path, Argument("DIR", "A new folder.")],
 ) -> None:
-    """Write what remains up to the horizon into a folder: a node that cannot reach another one begins from it.
+    """Write what remains of a pruned log into a folder: a node that cannot reach another one begins from it.
 
     Anyone can verify it: the horizon is signed, and as many nodes have cosigned it as the owner's rules ask for.
 
