@@ -463,8 +463,8 @@ class Transaction:
         return self.projection.projectors[subject.family].state(subject.key)
 
     def is_offer(self, op: Op) -> bool:
-        """Whether an op of this transaction waits for the arbiter's word."""
-        return self.projection.reason(op.id) == Reason.OFFERED
+        """Whether an op waits for the arbiter's word."""
+        return self.projection.is_offered(op.id)
 
     def counts(self, op_id: bytes) -> bool:
         """Whether an op of this transaction counts."""

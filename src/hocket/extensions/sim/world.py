@@ -383,6 +383,9 @@ class World:
     def _look(self) -> None:
         stirred, self._stirred = self._stirred, {}
         for number in stirred:
+            if checks.is_untold(self._nodes[number]):
+                self._stirred[number] = None
+                continue
             self._watch.look(self._nodes[number])
             for each in self._loads:
                 each.look(self._nodes[number])

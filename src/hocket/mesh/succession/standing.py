@@ -68,6 +68,8 @@ class Standing:
         self._witness = Witness(self._log, key, environment.monotonic)
         self._settled: dict[tuple[bytes, bytes], Settled] = {}
         self._term = 0
+        # A time that the coordinator's clock has passed, as a voter has said.
+        self._clock_ms = 0
         self._told = ""
 
     async def run(self) -> None:
@@ -168,6 +170,7 @@ class Standing:
             answer = read(await client.ask_named(KEPT, write(ask)), KeptAnswer)
             await self._access.call(partial(self._keep, answer))
             ask, term = answer.following, max(term, answer.term)
+            self._clock_ms = max(self._clock_ms, answer.clock_ms)
         return term
 
     def _keep(self, answer: KeptAnswer) -> None:
@@ -228,8 +231,9 @@ class Standing:
             op = tx.author(payload, pin=pin_to(unpack(end), end_id), at_once=True)
             if isinstance(op, Reason):
                 raise Conflict(f"the takeover would not count: {op.sentence}")
-            promised, now_ms = read_promised(tx.session), log.physical()
-            behind_ms = max(0, now_ms - self._witness.clock_ms(promised))
+            now_ms = log.physical()
+            known_ms = max(self._clock_ms, self._witness.clock_ms(read_promised(tx.session)))
+            behind_ms = max(0, now_ms - known_ms)
             told = pack(just_before(op.timestamp)).hex()
             put_lead(
                 tx.session,

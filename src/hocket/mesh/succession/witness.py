@@ -255,7 +255,9 @@ class Witness:
         return now - max(self._started, heard)
 
     def clock_ms(self, promised: Promised) -> int:
-        """A time that the coordinator's clock has passed."""
+        """A time that the coordinator's clock has passed; 0 if it has told this node none."""
+        if not promised.clock_ms:
+            return 0
         since_s = 0.0 if promised.heard is None else max(0.0, self._monotonic() - promised.heard)
         return promised.clock_ms + int(since_s * 1000 * (1 - RATE_MARGIN))
 
@@ -276,7 +278,7 @@ class Witness:
         is_whole = len(bodies) == len(rows) and len(rows) < KEPT_ROWS_MAX
         last = None if is_whole or not bodies else rows[len(bodies) - 1]
         following = None if last is None else KeptAsk(last.author, last.hlc)
-        return KeptAnswer(sequence_of(bodies), following, promised.words, term)
+        return KeptAnswer(sequence_of(bodies), following, promised.words, term, self.clock_ms(promised))
 
     def _untold(self, session: Session, ask: KeptAsk) -> list[WitnessedRow]:
         """If this node is the coordinator: its own entries that it has told no other node."""

@@ -94,12 +94,15 @@ class KeptAsk(msgspec.Struct, frozen=True):
 
 
 class KeptAnswer(msgspec.Struct, frozen=True):
-    """The next entries, and after which author and time the ones after them come; nothing if there are no others."""
+    """The next entries, and after which author and time the ones after them come; nothing if there are no others.
+    The coordinator's clock has passed `clock_ms`.
+    """
 
     entries: bytes
     following: KeptAsk | None
     settled: tuple[Settled, ...] = ()
     term: int = 0
+    clock_ms: int = 0
 
 
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
