@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hocket.log.audit import AuditFinding
     from hocket.log.checkpoints.keeper import CheckpointKeeper
     from hocket.log.intake import Admission
-    from hocket.log.leading import Lead
     from hocket.log.limits import WorkCharge
     from hocket.log.parallel import Helpers
     from hocket.log.permissions import RevocationFile
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from hocket.log.sealing import LogEnd, Sealer
     from hocket.log.state_check import CheckedStates
     from hocket.log.store_check import StoreCheck
+    from hocket.log.succession.leading import CoordinatorLead
     from hocket.log.transaction import BeatOf, KeepApart, Transaction, Wall
     from hocket.store import Head, NewOp, Session, Store
     from hocket.store.statements import EndedMacs
@@ -88,7 +88,7 @@ def load() -> None:
     from hocket.kernel.family import FAMILIES
     from hocket.log.projectors import rules_of
 
-    for name in ("admitting", "author_check", "intake", "leading", "limits", "sealing"):
+    for name in ("admitting", "author_check", "intake", "limits", "sealing", "succession.leading"):
         import_module(f"{__name__}.{name}")
     for family in FAMILIES.values():
         rules_of(family.name)
@@ -294,9 +294,10 @@ class Log:
         """Which requests of a transaction have decided something, and the time of its last op. Raises Unconfirmed if
         this node may decide nothing now.
         """
-        from hocket.log.leading import decided_among
+        from hocket.log.succession.leading import decided_types, decided_variants
 
-        if not (found := [index for index, first in enumerate(firsts) if decided_among(tx, first)]):
+        types, numbers = decided_types(), decided_variants()
+        if not (found := [index for index, first in enumerate(firsts) if tx.has_decided(first, types, numbers)]):
             return {}
         if (fault := self.lead.fault(tx.session, tx.projection.permissions)) is not None:
             raise Unconfirmed(f"the coordinator cannot decide now: {fault}")
@@ -368,11 +369,11 @@ class Log:
             return self._last_id
 
     @cached_property
-    def lead(self) -> Lead:
+    def lead(self) -> CoordinatorLead:
         """What this node may decide and tell if it is the coordinator and others may follow it."""
-        from hocket.log.leading import Lead
+        from hocket.log.succession.leading import CoordinatorLead
 
-        return Lead(self, self._monotonic, self._bus)
+        return CoordinatorLead(self, self._monotonic, self._bus)
 
     @cached_property
     def checkpoints(self) -> CheckpointKeeper:

@@ -109,7 +109,7 @@ class Committer:
 
     async def confirmed(self, at: bytes) -> None:
         """Waits until this node's op of that time is confirmed. Raises Unconfirmed."""
-        from hocket.log.leading import CONFIRM_S, CONFIRMED, LOOK_AGAIN_S
+        from hocket.log.succession.leading import CONFIRM_S, CONFIRMED, LOOK_AGAIN_S
 
         lead = self._log.lead
         deadline = lead.monotonic() + CONFIRM_S

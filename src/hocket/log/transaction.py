@@ -49,13 +49,13 @@ from hocket.kernel.vocabulary import (
     subject_of,
 )
 from hocket.log.citations import ID_BYTES, is_taken, keyed
-from hocket.log.leading import Lead
 from hocket.log.limits import OutboxBound, is_out_of_touch, request_deadline
 from hocket.log.projection import Projection
 from hocket.log.projectors import FOLLOWED_UP, follow_up
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.sealing import LogEnd, signed
 from hocket.log.set_judges import Asked, OpDraft, WrittenOp, judge_of_received, write_facts
+from hocket.log.succession.leading import CoordinatorLead
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 from hocket.store.op_rows import fact_body
 
@@ -128,7 +128,7 @@ class WritableLog(Protocol):
     @property
     def signer(self) -> OpSigner: ...
     @property
-    def lead(self) -> Lead: ...
+    def lead(self) -> CoordinatorLead: ...
     def new_id(self, ms: int) -> bytes: ...
 
 

@@ -15,7 +15,7 @@ from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import unpack
 from hocket.kernel.frontier import Frontier, merge
-from hocket.log.leading import CONFIRMED
+from hocket.log.succession.leading import CONFIRMED
 from hocket.mesh.outgoing import readable, reader
 from hocket.mesh.output import OutputWishes, holders, wanted_in
 from hocket.mesh.wire import hint, look

@@ -20,7 +20,7 @@ from hocket.families.liveness import Grade, grade
 from hocket.kernel.ids import node_text
 from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.retrying import PEER_RETRIES, STORE_RETRIES
-from hocket.log.leading import CONFIRMED
+from hocket.log.succession.leading import CONFIRMED
 from hocket.mesh import peers
 from hocket.mesh.bus_sharing import BusSharing
 from hocket.mesh.client import is_paused_by

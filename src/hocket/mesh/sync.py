@@ -31,7 +31,7 @@ from hocket.mesh.output import AskedOutput, FarOutput, fetch_blob, fetch_output
 from hocket.mesh.peer_exchange import Exchanged, PeerExchange
 from hocket.mesh.presence import PresenceSharing
 from hocket.mesh.quotas import Quotas
-from hocket.mesh.wire import Reply, Request, SecondProof, Transport, look, note
+from hocket.mesh.wire import HEALTH, Reply, Request, SecondProof, Transport, look, note
 from hocket.store import OpSession, Peer, Session
 from hocket.work.environment import Environment
 
@@ -325,6 +325,15 @@ class GuardedTransport:
         if known.state is BreakerState.CLOSED:
             return
         await self._change(address, lambda breaker: breaker.hastened(self._now_ms()))
+
+    async def revive(self, address: str) -> None:
+        """If the last requests to the address have failed: lets the next one out if a server answers there again.
+        Raises Unreachable.
+        """
+        known = self._known.get(address)
+        if known is not None and known.state is not BreakerState.CLOSED:
+            await self._transport.send(address, Request("GET", HEALTH))
+            await self.hasten(address)
 
     async def _admit(self, address: str) -> int:
         known = self._known.get(address)

@@ -11,7 +11,7 @@ from hocket.bus.hints import LOG, about
 from hocket.cancelling import end_tasks
 from hocket.events import ignore
 from hocket.families.access import NodeAccess
-from hocket.log.leading import CONFIRMED
+from hocket.log.succession.leading import CONFIRMED
 from hocket.node.log_events import Allowed, Chunk, EventFilter, FoundEvent, LogEvent, check_place, read_chunk
 from hocket.store import Session
 from hocket.work.environment import Environment, supervised

@@ -31,7 +31,7 @@ from hocket.kernel.vocabulary import (
     Sanitised,
     Subject,
 )
-from hocket.log.leading import Lead
+from hocket.log.succession.leading import CoordinatorLead
 from hocket.store import OpRow, Session
 
 # How many ops one read takes.
@@ -123,7 +123,7 @@ class Chunk(NamedTuple):
     is_end: bool
 
 
-def read_chunk(session: Session, after: int, is_strict: bool, lead: Lead) -> Chunk:
+def read_chunk(session: Session, after: int, is_strict: bool, lead: CoordinatorLead) -> Chunk:
     """The events of the next ops. It ends before an op that is not folded yet, since nothing says whether it counts,
     and before one of a coordinator that named nodes have not confirmed.
     """

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from hocket.errors import Unreachable
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.vocabulary import SetSuccession
-from hocket.log.leading import LeadRow, read_lead
+from hocket.log.succession.leading import LeadRow, read_lead
+from hocket.mesh.wire import Reply, Request
 from tests.mesh.world import PATIENCE_S, Place, world
 
 AFTER_MS = 2_000
@@ -59,16 +61,40 @@ async def successors(directory: Path, count: int = 3) -> AsyncIterator[list[Plac
                 if one is not other:
                     one.befriend(other.address)
         for place in places:
+            place.port = int(place.address.rpartition(":")[2])  # type: ignore[attr-defined]
             place.keep_in_touch()
         ids = {place.id for place in places}
 
-        def have_met() -> bool:
-            def met(place: Place) -> set[int]:
-                with place.log.store.read() as session:
-                    known = {int.from_bytes(each.node, "big") for each in session.peers() if each.node is not None}
-                    return known | {int.from_bytes(node, "big") for node in session.nodes()} if len(known) == count - 1 else set()
+        def met(place: Place) -> set[int]:
+            with place.log.store.read() as session:
+                known = {int.from_bytes(each.node or b"", "big") for each in session.peers()}
+                return known & {int.from_bytes(node, "big") for node in session.nodes()}
 
+        def have_met() -> bool:
             return all(met(place) >= ids - {place.id} for place in places)
 
         await wait_for("every node knows every other", have_met)
         yield places
+
+
+async def away(place: Place) -> None:
+    """Nobody reaches the node, and it reaches nobody; its programs go on."""
+
+    async def unreachable(address: str, request: Request) -> Reply:
+        raise Unreachable(f"{address} cannot be reached: a test has cut it off")
+
+    await place.stop_serving()
+    place.real_send = place.exchanges.transport._transport.send  # type: ignore[attr-defined]
+    place.exchanges.transport._transport.send = unreachable  # type: ignore[method-assign]
+
+
+async def back(place: Place) -> None:
+    place.exchanges.transport._transport.send = place.real_send  # type: ignore[attr-defined, method-assign]
+    place.gate = place.services.gate()
+    await place.serve(port=place.port)  # type: ignore[attr-defined]
+
+
+async def lock(place: Place, key: str, agent: str) -> int:
+    """The fence of a lock that stays held."""
+    held = place.node.lock(key, agent=agent, ttl="10m", wait="30s")
+    return (await held.__aenter__()).fence

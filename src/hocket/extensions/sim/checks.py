@@ -18,8 +18,8 @@ from hocket.extensions.sim.node import SimNode, Up
 from hocket.families.jobs import view
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ids import node_id, ulid_text
-from hocket.log.leading import read_lead
 from hocket.log.rebuild import without_keys
+from hocket.log.succession.leading import read_lead
 from hocket.store import JobEntry, JobSession, Stage
 
 _LARGE = frozenset(("crash", "restart", "cut", "heal", "slow disk", "good disk", "clock", "quiet"))

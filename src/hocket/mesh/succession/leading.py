@@ -13,20 +13,22 @@ from hocket.errors import HocketError, StoreError, Unreachable
 from hocket.events import Emit
 from hocket.events.nodes import LeadHeld, LeadLost, TakenOver
 from hocket.families.access import NodeAccess
+from hocket.families.jobs.claiming import accept
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.frontier import Frontier, decode_frontier
 from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import decode, pinned_time
+from hocket.kernel.ops import Op, decode, pinned_time
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.succession.chain import Chain
 from hocket.kernel.succession.quorums import agreed, binding, confirm_fault, is_quorum, lease_end
-from hocket.log import Log
-from hocket.log.leading import CONFIRMED, LeadRow, NamedNode, put_lead
+from hocket.kernel.vocabulary import JOB
+from hocket.log import Log, Transaction
+from hocket.log.succession.leading import CONFIRMED, LeadRow, NamedNode, put_lead
 from hocket.mesh import outgoing, peers
 from hocket.mesh.outgoing import PAGE_BYTES_MAX
 from hocket.mesh.peer_exchange import PUSH_OPS_MAX
-from hocket.mesh.succession.deciding import decide_open
 from hocket.mesh.succession.witness import read_promised
 from hocket.mesh.succession.words import (
     WITNESS,
@@ -41,7 +43,7 @@ from hocket.mesh.succession.words import (
 )
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import look, note
-from hocket.store import Session
+from hocket.store import Session, Stage
 from hocket.work.environment import Environment
 
 # A named node must answer within this time, or half of the silence if that is less.
@@ -180,7 +182,7 @@ class Leading:
             raise Unreachable("no address of it is known; add it with `hocket mesh peers add`")
         ask, last = await self._access.call(lambda: self._prepared(named))
         sent = self._environment.monotonic()
-        await self._exchanges.transport.hasten(address)
+        await self._exchanges.transport.revive(address)
         client = await self._exchanges.client(address)
         answer = read(await client.ask_named(WITNESS, write(ask)), WitnessAnswer)
         if client.node != named.node:
@@ -340,3 +342,33 @@ def _take_in(log: Log) -> None:
         for node, last in _ends(log.permissions(session).chain):
             author = node.to_bytes(8, "big")
             session.drop_witnessed(author, min(pack(last), session.latest_of(author)[0]))
+
+
+# The offers that are open when a node begins to decide: those that the coordinator before it has not decided, and those
+# whose acceptance nobody was told of.
+
+STEP_OPS = 500
+
+
+def decide_open(log: Log) -> int:
+    """Decides on every open offer about something that has not ended. Returns how many were accepted."""
+    log.settle()
+    with log.store.read() as session:
+        ids = [op.id for op in _open_offers(session)]
+    accepted = 0
+    for first in range(0, len(ids), STEP_OPS):
+        step = ids[first : first + STEP_OPS]
+
+        def decide(tx: Transaction, step: list[bytes] = step) -> int:
+            rows = tx.session.ops_by_id(step)
+            return accept(tx, [decode(row.body) for row in rows if row.reason == Reason.OFFERED])
+
+        accepted += log.run_unconfirmed(decide)
+    return accepted
+
+
+def _open_offers(session: Session) -> list[Op]:
+    rows = session.ops_refused_for((Reason.OFFERED,))
+    ids = {row.key for row in rows if row.family == JOB and row.key is not None}
+    ended = {entry.job.id for entry in session.jobs_by_id(sorted(ids)) if entry.stage is Stage.DONE}
+    return sorted((decode(row.body) for row in rows if row.key not in ended), key=lambda op: op.timestamp)

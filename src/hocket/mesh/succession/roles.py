@@ -45,7 +45,7 @@ class SuccessionRoles:
     async def _run(self, name: str, of: bytes) -> None:
         # Few meshes have a succession.
         from hocket.mesh.succession.leading import Leading
-        from hocket.mesh.succession.standing import Standing
+        from hocket.mesh.succession.standing import Candidate
 
         shared = self._access, self._exchanges, self._environment, self._exchanges.key
 
@@ -53,7 +53,7 @@ class SuccessionRoles:
             if len(of) == 16:
                 await Leading(*shared, of, self._emit).run()
             else:
-                await Standing(*shared, self._emit).run()
+                await Candidate(*shared, self._emit).run()
 
         await supervised(name, run, self._emit, self._environment)
 

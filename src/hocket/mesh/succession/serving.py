@@ -9,12 +9,12 @@ from hocket.families.access import NodeAccess
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.postcard import Malformed
 from hocket.log import Log
-from hocket.log.leading import CONFIRMED, LOOK_AGAIN_S
+from hocket.log.succession.leading import CONFIRMED, LOOK_AGAIN_S
 from hocket.mesh import wire
 from hocket.mesh.gate_requests import Caller, RequestCounts, RequestRefused
 from hocket.mesh.succession import words
-from hocket.mesh.succession.witness import Witness, known_chain
-from hocket.mesh.succession.words import KeptAsk, VoteAsk, WitnessAnswer, WitnessAsk, entries_of, read, write
+from hocket.mesh.succession.witness import NamedWitness, known_chain
+from hocket.mesh.succession.words import VoteAsk, WitnessAnswer, WitnessAsk, WitnessedAsk, entries_of, read, write
 from hocket.mesh.wire import Reply
 
 # How long the answer to a request waits for confirmations.
@@ -32,7 +32,7 @@ class NamedPaths:
         admit: Callable[[Caller, bytes], RequestCounts],
     ) -> None:
         self._log, self._admit = log, admit
-        self._witness = Witness(log, key, monotonic)
+        self._witness = NamedWitness(log, key, monotonic)
 
     def answer(self, path: str, caller: Caller, body: bytes) -> Reply:
         try:
@@ -41,7 +41,7 @@ class NamedPaths:
             if path == words.VOTE:
                 return _reply(write(self._witness.vote(read(body, VoteAsk).candidacy(caller.node))))
             self._check_named(caller)
-            return _reply(write(self._witness.kept(read(body, KeptAsk))))
+            return _reply(write(self._witness.kept(read(body, WitnessedAsk))))
         except Malformed as error:
             raise RequestRefused(400, "an unreadable word about the succession", caller.node, str(error)) from None
 

@@ -23,18 +23,18 @@ from hocket.kernel.succession.chain import Candidacy, Chain, Succession, TenureS
 from hocket.kernel.succession.quorums import highest_term, is_elected, is_quorum, stands_after_ms
 from hocket.kernel.vocabulary import TakeOver
 from hocket.log import Log, Transaction
-from hocket.log.leading import LeadRow, put_lead
+from hocket.log.succession.leading import LeadRow, put_lead
 from hocket.mesh import peers
 from hocket.mesh.client import Client
-from hocket.mesh.succession.witness import Promised, Witness, checked, keep, known_chain, read_promised
+from hocket.mesh.succession.witness import NamedWitness, Promised, checked, keep, known_chain, read_promised
 from hocket.mesh.succession.words import (
     KEPT,
     VOTE,
-    KeptAnswer,
-    KeptAsk,
     Settled,
     VoteAnswer,
     VoteAsk,
+    WitnessedAnswer,
+    WitnessedAsk,
     entries_of,
     read,
     write,
@@ -50,14 +50,14 @@ ASK_S = 5.0
 PAGES_MAX = 10_000
 
 
-class _Known(NamedTuple):
+class _Knowledge(NamedTuple):
     """What this node knows now: by its log and by what it keeps."""
 
     chain: Chain
     promised: Promised
 
 
-class Standing:
+class Candidate:
     """A named node while another one is the coordinator. Run it in the process that syncs."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Standing:
     ) -> None:
         self._access, self._exchanges, self._environment, self._emit = access, exchanges, environment, emit
         self._log: Log = access.log
-        self._witness = Witness(self._log, key, environment.monotonic)
+        self._witness = NamedWitness(self._log, key, environment.monotonic)
         self._settled: dict[tuple[bytes, bytes], Settled] = {}
         self._term = 0
         # A time that the coordinator's clock has passed, as a voter has said.
@@ -100,10 +100,10 @@ class Standing:
 
     _on_log_head: bytes | None = None
 
-    def _known(self, session: Session) -> _Known:
+    def _known(self, session: Session) -> _Knowledge:
         head = self._log.permissions(session).chain.head
         self._on_log_head = None if head is None else head.op_id
-        return _Known(known_chain(self._log, session), read_promised(session))
+        return _Knowledge(known_chain(self._log, session), read_promised(session))
 
     async def _stand(self) -> None:
         """One try to take over. Raises Unreachable or Conflict."""
@@ -153,7 +153,7 @@ class Standing:
         address = await look(self._access, lambda session: peers.address_of(session, node))
         if address is None:
             raise Unreachable("no address of it is known; add it with `hocket mesh peers add`")
-        await self._exchanges.transport.hasten(address)
+        await self._exchanges.transport.revive(address)
         done = await self._exchanges.visit(address)
         if done.state != peers.OK or done.node != node:
             raise Unreachable(done.detail or "another node answers at its address")
@@ -162,18 +162,18 @@ class Standing:
     async def _hear(self, node: int) -> int:
         """Keeps what another named node keeps, with everything that it rests on. Returns the highest term there."""
         client = await self._client(node)
-        ask: KeptAsk | None = KeptAsk()
+        ask: WitnessedAsk | None = WitnessedAsk()
         term = 0
         for _ in range(PAGES_MAX):
             if ask is None:
                 break
-            answer = read(await client.ask_named(KEPT, write(ask)), KeptAnswer)
+            answer = read(await client.ask_named(KEPT, write(ask)), WitnessedAnswer)
             await self._access.call(partial(self._keep, answer))
             ask, term = answer.following, max(term, answer.term)
             self._clock_ms = max(self._clock_ms, answer.clock_ms)
         return term
 
-    def _keep(self, answer: KeptAnswer) -> None:
+    def _keep(self, answer: WitnessedAnswer) -> None:
         entries = entries_of(answer.entries)
         with self._log.store.write() as session:
             kept = checked(session, entries)

@@ -24,12 +24,12 @@ from hocket.mesh.outgoing import own_frontier
 from hocket.mesh.succession.words import (
     KEPT_BYTES,
     KEPT_ROWS_MAX,
-    KeptAnswer,
-    KeptAsk,
     Settled,
     VoteAnswer,
     WitnessAnswer,
     WitnessAsk,
+    WitnessedAnswer,
+    WitnessedAsk,
     entries_of,
     sequence_of,
 )
@@ -113,7 +113,7 @@ def _is_law(op: Op) -> bool:
     return isinstance(op.payload, SetSuccession | TakeOver)
 
 
-class Kept(NamedTuple):
+class CheckedEntries(NamedTuple):
     """Entries that may be kept beside the log, as ops and rows. `fault` says why no more can be."""
 
     ops: list[Op]
@@ -121,10 +121,10 @@ class Kept(NamedTuple):
     fault: str = ""
 
 
-def checked(session: Session, entries: Sequence[tuple[bytes, Op]]) -> Kept:
+def checked(session: Session, entries: Sequence[tuple[bytes, Op]]) -> CheckedEntries:
     """Those of the entries that are new here and that their authors have signed, each linked to the one before it."""
     keys, ends = session.nodes(), dict[bytes, tuple[bytes, bytes]]()
-    kept = Kept([], [])
+    kept = CheckedEntries([], [])
     for raw, op in entries:
         author = op.node_id.to_bytes(8, "big")
         if author not in ends:
@@ -147,7 +147,7 @@ def checked(session: Session, entries: Sequence[tuple[bytes, Op]]) -> Kept:
     return kept
 
 
-def keep(session: Session, kept: Kept) -> None:
+def keep(session: Session, kept: CheckedEntries) -> None:
     """Keeps entries, and forgets those of their authors that are on the log by now."""
     session.put_witnessed(kept.rows)
     for author in {row.author for row in kept.rows}:
@@ -159,7 +159,7 @@ def keep(session: Session, kept: Kept) -> None:
         put_promised(session, msgspec.structs.replace(promised, law=law))
 
 
-class Witness:
+class NamedWitness:
     """What one process of a named node answers. `started` is when it could have begun to forget a promise."""
 
     def __init__(self, log: Log, key: SigningKey, monotonic: Callable[[], float]) -> None:
@@ -261,7 +261,7 @@ class Witness:
         since_s = 0.0 if promised.heard is None else max(0.0, self._monotonic() - promised.heard)
         return promised.clock_ms + int(since_s * 1000 * (1 - RATE_MARGIN))
 
-    def kept(self, ask: KeptAsk) -> KeptAnswer:
+    def kept(self, ask: WitnessedAsk) -> WitnessedAnswer:
         """The next of the entries that this node keeps beside its log."""
         with self._log.store.read() as session:
             rows = session.witnessed((ask.author, ask.hlc), KEPT_ROWS_MAX) + self._untold(session, ask)
@@ -277,10 +277,10 @@ class Witness:
             size += len(row.body)
         is_whole = len(bodies) == len(rows) and len(rows) < KEPT_ROWS_MAX
         last = None if is_whole or not bodies else rows[len(bodies) - 1]
-        following = None if last is None else KeptAsk(last.author, last.hlc)
-        return KeptAnswer(sequence_of(bodies), following, promised.words, term, self.clock_ms(promised))
+        following = None if last is None else WitnessedAsk(last.author, last.hlc)
+        return WitnessedAnswer(sequence_of(bodies), following, promised.words, term, self.clock_ms(promised))
 
-    def _untold(self, session: Session, ask: KeptAsk) -> list[WitnessedRow]:
+    def _untold(self, session: Session, ask: WitnessedAsk) -> list[WitnessedRow]:
         """If this node is the coordinator: its own entries that it has told no other node."""
         log = self._log
         permissions = log.permissions(session)

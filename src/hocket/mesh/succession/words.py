@@ -86,20 +86,20 @@ class VoteAnswer(msgspec.Struct, frozen=True):
     term: int = 0
 
 
-class KeptAsk(msgspec.Struct, frozen=True):
+class WitnessedAsk(msgspec.Struct, frozen=True):
     """Asks a named node for the entries that it keeps, after this author and time."""
 
     author: bytes = b""
     hlc: bytes = b""
 
 
-class KeptAnswer(msgspec.Struct, frozen=True):
+class WitnessedAnswer(msgspec.Struct, frozen=True):
     """The next entries, and after which author and time the ones after them come; nothing if there are no others.
     The coordinator's clock has passed `clock_ms`.
     """
 
     entries: bytes
-    following: KeptAsk | None
+    following: WitnessedAsk | None
     settled: tuple[Settled, ...] = ()
     term: int = 0
     clock_ms: int = 0

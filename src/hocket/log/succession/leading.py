@@ -25,7 +25,6 @@ from hocket.store import OpRow, Session, Store
 
 if TYPE_CHECKING:
     from hocket.log.permissions import Permissions, PermissionsReader
-    from hocket.log.transaction import Transaction
 
 # The store's key of how far the coordinator has come.
 LEAD = "lead"
@@ -102,7 +101,7 @@ class LeadingLog(Protocol):
     def permissions(self, session: Session | None = None) -> "Permissions": ...
 
 
-class Lead:
+class CoordinatorLead:
     """The lead of one node, as any of its processes sees it. `monotonic` is the machine's clock."""
 
     def __init__(self, log: LeadingLog, monotonic: Callable[[], float], bus: Bus) -> None:
@@ -264,8 +263,3 @@ def decided_variants() -> frozenset[int]:
     from hocket.kernel.vocabulary import number_of
 
     return frozenset(map(number_of, decided_types()))
-
-
-def decided_among(tx: "Transaction", first: int) -> bool:
-    """Whether this transaction has decided something since it had written so many ops."""
-    return tx.has_decided(first, decided_types(), decided_variants())
