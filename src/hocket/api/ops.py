@@ -4,6 +4,7 @@ rules that judge them; and the passes of derivations over them.
 
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -17,7 +18,7 @@ from hocket.api.jobs import find as job_named
 from hocket.api.operation import InShell, TokenNeed, operation
 from hocket.api.views import Line, View, moment
 from hocket.bus.hints import LOG, about
-from hocket.errors import HocketError, Usage
+from hocket.errors import Conflict, HocketError, Usage
 from hocket.events import ignore
 from hocket.families.jobs import view
 from hocket.kernel.ids import EXACT_MAX, node_text, ulid_text
@@ -27,7 +28,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.texts import duration_ms
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import Admission, Log
-from hocket.log.archives.archive import archived_ops, target_at
+from hocket.log.archives.archive import Archive, archived_ops, target_at
 from hocket.log.archives.checking import ArchiveAudit
 from hocket.log.archives.checking import verify_archive as check_archive
 from hocket.log.archives.day_file import start_of
@@ -37,6 +38,7 @@ from hocket.log.audit import Audit
 from hocket.log.copies import export_ops, import_ops
 from hocket.log.lost_past import rewind
 from hocket.log.rebuild import Rebuilt
+from hocket.log.snapshots.loading import load_snapshot
 from hocket.mesh.incoming import recover
 from hocket.node.log_events import EventFilter, EventNeed, LogEvent
 from hocket.node.runtime import Progress
@@ -166,6 +168,8 @@ def take_in(service: Service, source: BinaryIO | str) -> Admission:
     """
     service.check_writer()
     log = service.runtime.log
+    if isinstance(source, str):
+        _begin_with(log, source)
     admitted = _taken_in(log, source)
     if admitted.branch is not None:
         rewind(log, admitted.branch)
@@ -176,6 +180,15 @@ def take_in(service: Service, source: BinaryIO | str) -> Admission:
             admitted = _taken_in(log, source)
     recover(log, ignore)
     return admitted
+
+
+def _begin_with(log: Log, address: str) -> None:
+    """Takes the snapshot with which an archive begins, if it has one that this log needs."""
+    archive = Archive(target_at(address))
+    if archive.has_snapshot():
+        with archive.snapshot() as folder, suppress(Conflict):
+            assert folder is not None
+            load_snapshot(log, folder)
 
 
 def _taken_in(log: Log, source: BinaryIO | str) -> Admission:
