@@ -159,7 +159,7 @@ def export(service: Service, out: BinaryIO, progress: Progress) -> int:
 
 def is_archive(text: str) -> bool:
     """Whether this is the address of an archive, and no file."""
-    return text.startswith(GIT) or Path(text).is_dir()
+    return text.startswith((GIT, "s3://")) or Path(text).is_dir()
 
 
 def take_in(service: Service, source: BinaryIO | str) -> Admission:
@@ -197,8 +197,8 @@ def _taken_in(log: Log, source: BinaryIO | str) -> Admission:
 
 def archive_log(service: Service, to: str | Path, *, before: str, dry_run: bool = False) -> list[Archived]:
     """Writes the days that had ended before a time into an archive, and gives the files that it wrote. The time is a
-    duration ago, like 90d, or the first day that stays out, like 2026-01-31. The archive is a folder, or git+DIR for a
-    git repository.
+    duration ago, like 90d, or the first day that stays out, like 2026-01-31. The archive is a folder, git+DIR for a
+    git repository, or s3://BUCKET/PREFIX.
     """
     return list(archive(service, to, before, dry_run=dry_run))
 

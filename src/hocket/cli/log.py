@@ -257,7 +257,9 @@ def late(
 
 @app.command()
 def archive(
-    to: Annotated[str, Option("--to", "DIR|ADDRESS", "The folder of the archive; git+DIR commits the files.")],
+    to: Annotated[
+        str, Option("--to", "DIR|ADDRESS", "A folder; git+DIR, which commits the files; or s3://BUCKET/PREFIX.")
+    ],
     before: Annotated[str, Option("--before", "AGE|DAY", "Days that ended so long ago, like 90d, or before that day.")],
     dry_run: Annotated[bool, Option("--dry-run", help="Say what it would write, and write nothing.")] = False,
 ) -> None:
@@ -270,6 +272,7 @@ def archive(
     \b
       hocket log archive --before 90d --to /backup/hocket
       hocket log archive --before 90d --to git+/backup/repository
+      hocket log archive --before 90d --to s3://backup/hocket
       hocket log archive --before 2026-01-01 --to archive --dry-run
       hocket log verify /backup/hocket
     """

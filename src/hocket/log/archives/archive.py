@@ -26,14 +26,18 @@ from hocket.log.snapshots.folder import MANIFEST, SnapshotFolder
 
 
 def target_at(address: str | Path) -> ArchiveTarget:
-    """The target of an address: git+DIR, or the path of a folder. Raises Usage."""
+    """The target of an address: git+DIR, s3://BUCKET/PREFIX, or the path of a folder. Raises Usage."""
     text = str(address)
     if text.startswith(GIT):
         if text == GIT:
             raise Usage("git+ needs the folder of a repository, like git+/backup/hocket")
         return git_target(Path(text.removeprefix(GIT)).absolute())
+    if text.startswith("s3://"):
+        from hocket.log.archives.s3_bucket import s3_target  # few need it
+
+        return s3_target(text)
     if "://" in text:
-        raise Usage(f"unknown archive {text}; give a folder, or git+DIR")
+        raise Usage(f"unknown archive {text}; give a folder, git+DIR, or s3://BUCKET/PREFIX")
     return folder_target(Path(text).absolute())
 
 
