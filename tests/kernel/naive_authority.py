@@ -312,7 +312,10 @@ WRITTEN = {
     "Artifact": {"Write": ["CreateArtifact", "EvictArtifact"]},
     "Action": {"Write": ["CreateSuggestedAction", "UpdateActionStatus"]},
     "UserAssertion": {"Write": ["UserAssert"]},
-    "Mesh": {"Write": ["DesignateCoordinator", "RouteKind", "SetAvailability", "SetRetention"]},
+    "Mesh": {
+        "Write": ["DesignateCoordinator", "RouteKind", "SetAvailability", "SetRetention", "SetSuccession"],
+        "": ["TakeOver"],
+    },
     "Lock": {"Acquire": ["AcquireLocks", "RenewLocks", "ReleaseLocks", "LeaveQueue"], "Break": ["BreakLock"]},
     "Inbox": {
         "Write": ["SendMessage"],
@@ -510,6 +513,8 @@ def payloads(word: str) -> list[v.Payload]:
         v.ApproveJob(ID, "", ""),
         v.RefuseJob(ID, "", ""),
         v.EraseContent(ID, word, ""),
+        v.SetSuccession(ID),
+        v.TakeOver(1, ID, ID, ()),
         v.ReportProgress(ID, 1, b""),
         v.SaveCheckpoint(ID, 1, b""),
         v.SetSchedule("", "", "", word, b"", b""),
