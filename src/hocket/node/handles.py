@@ -46,6 +46,10 @@ Progress = Callable[[Any], None] | None
 class JobFailed(Failed):
     """The job failed for good. `traceback` is the handler's, if there is one."""
 
+    job_id: str
+    error: str | None
+    traceback: str | None
+
     def __init__(self, job_id: str, error: str | None, traceback: str | None) -> None:
         super().__init__(f"job {job_id} failed: {error or 'no error was recorded'}")
         self.job_id, self.error, self.traceback = job_id, error, traceback
@@ -53,6 +57,9 @@ class JobFailed(Failed):
 
 class JobCancelled(Failed):
     """The job was cancelled."""
+
+    job_id: str
+    reason: str | None
 
     def __init__(self, job_id: str, reason: str | None) -> None:
         super().__init__(f"job {job_id} was cancelled: {reason or 'no reason was given'}")
@@ -163,7 +170,7 @@ class Handle(Generic[R_co]):
         self._node = node
         self._id = job_id
         self._signature = signature
-        self.created = created
+        self.created: bool = created
 
     @property
     def job_id(self) -> str:

@@ -162,7 +162,7 @@ class LocalNode:
         self._messages: asyncio.Task[NodeMessages] | None = None
         self._part_sender: PartSender | None = None
         self._remote_workers: RemoteWorkers | None = None
-        self.lock_processes = LockProcesses(self.environment)
+        self.lock_processes: LockProcesses = LockProcesses(self.environment)
 
     @property
     def runtime(self) -> Runtime:

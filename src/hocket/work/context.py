@@ -56,10 +56,10 @@ class Context(Generic[N_co]):
     def __init__(self, run: Run) -> None:
         self._run = run
         self._asked: dict[str, int] = {}
-        self.kind = run.job.kind
-        self.fence = run.job.fence
+        self.kind: str = run.job.kind
+        self.fence: int = run.job.fence
         """The fence of this claim. Pass it to the resource that you change, and let that refuse lower numbers."""
-        self.attempt = run.job.failures + 1
+        self.attempt: int = run.job.failures + 1
         """Which try this is: 1 for the first, one more after each failure. A claim that was lost or returned is not a
         try of its own. `hocket retry` starts again from 1.
         """
