@@ -170,7 +170,7 @@ def test_a_store_of_version_6_gets_what_it_lacks(has_index: bool) -> None:
     administer(
         *lost,
         "DROP TABLE hocket.arguments, hocket.checkpoints, hocket.heads, hocket.bases, hocket.gaps, hocket.pruning,"
-        " hocket.witnessed",
+        " hocket.witnessed, hocket.successions",
         "UPDATE hocket.hocket_version SET version = 6",
         address=address,
     )
