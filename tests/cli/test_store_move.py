@@ -306,7 +306,7 @@ def test_every_table_is_copied_derived_or_left_on_purpose(used: Program, address
     derived = {
         *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts", "evictions"),
         *("delegations", "revocations", "coordinators", "forks", "written", "messages", "deliveries", "group_cursors"),
-        "arguments",
+        *("arguments", "successions"),
     }
     known = {"head", "ops", "hocket_version"} | derived | local.KEPT.keys()
     known |= {*local.LEFT, *local.CARRIED, *local.SETTLED}

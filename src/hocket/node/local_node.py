@@ -472,6 +472,7 @@ def run_services(runtime: Runtime, kind: str, monotonic: Callable[[], float]) ->
         output=runtime.output,
         room=room,
         payload=payload,
+        fetch=fetch_for(runtime),
         clock_ms=runtime.log.physical,
         pacers=runtime.pacers,
         beat_ms=lambda: None if runtime.beat_ms is None else runtime.beat_ms(),
