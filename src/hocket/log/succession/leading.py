@@ -199,10 +199,9 @@ class CoordinatorLead:
         """Whether this node's op of that time is confirmed. Raises Unconfirmed if it never will be."""
         with self._log.store.read() as session:
             permissions = self._log.permissions(session)
-            if not self.is_shared_out(permissions):
-                if permissions.chain.in_question:
-                    raise Unconfirmed(OVERTAKEN, is_written=True)
-                return True
+            head = permissions.chain.head
+            if head is None or head.node != self._log.node:
+                raise Unconfirmed(OVERTAKEN, is_written=True)
             limit = self.served_to(session, permissions)
         return limit is None or at <= limit
 
