@@ -84,7 +84,8 @@ class SuccessionShown(ServiceAnswer, frozen=True):
     """`coordinator` is the node that decides now, in its `term`: 0 for one that the owner has designated. `nodes` may
     follow it, in this order, after a silence of `after_ms`, with the votes of `quorum` of them; none if no succession
     is in force. `fault` says why this node, the coordinator, decides nothing now, and `unconfirmed` counts its ops that
-    too few of the nodes have yet. Of `double_voters` each has voted for two nodes in one term, which none does whose store is whole.
+    too few of the nodes have yet. Of `double_voters` each has voted for two nodes in one term, which none does whose
+    store is whole.
     """
 
     coordinator: NodeName | None
