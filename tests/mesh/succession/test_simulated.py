@@ -20,7 +20,6 @@ FIRST = {"told before it is confirmed": 0}
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.req("LW-39")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 50))])
 def test_no_rule_is_broken_whoever_follows_whom(seed: int) -> None:
     report = sim.run(seed, nodes=5, minutes=0.5, jobs=12, named=3)
