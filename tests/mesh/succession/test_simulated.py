@@ -14,7 +14,7 @@ HARM = {
     "one holder per fence",
     "one lock per fence",
 }
-# Mistakes that one crash in a short run shows; the others take a rare order of events, and the explorer finds those.
+# The seed that is known to find it.
 FIRST = {"told before it is confirmed": 0}
 
 
