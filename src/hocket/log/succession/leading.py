@@ -32,6 +32,7 @@ LEAD = "lead"
 CONFIRMED = "confirmed"
 # How long a caller waits until its decision is confirmed.
 CONFIRM_S = 5.0
+# A hint can be lost, so a caller that waits looks again after this long.
 LOOK_AGAIN_S = 0.5
 OVERTAKEN = "another node has become the coordinator, and did not know of what was decided here; ask again"
 

@@ -347,6 +347,7 @@ def _take_in(log: Log) -> None:
 # The offers that are open when a node begins to decide: those that the coordinator before it has not decided, and those
 # whose acceptance nobody was told of.
 
+# Open offers that one transaction decides on.
 STEP_OPS = 500
 
 

@@ -45,6 +45,7 @@ from hocket.store import Session
 from hocket.work.environment import Environment
 
 T = TypeVar("T")
+# A named node must answer a successor within this time.
 ASK_S = 5.0
 # How many pages of kept entries are read from one node.
 PAGES_MAX = 10_000

@@ -14,6 +14,7 @@ WITNESS, VOTE, KEPT = "/v1/succession/witness", "/v1/succession/vote", "/v1/succ
 PATHS = (WITNESS, VOTE, KEPT)
 # Entries that a named node gives a successor at once.
 KEPT_ROWS_MAX = 500
+# The most bytes of entries in one request to a named node, or in its answer.
 KEPT_BYTES = 4 * 1024 * 1024
 _SETTLED_CONTEXT = b"hocket succession settled\0"
 
