@@ -24,7 +24,7 @@ from hocket.store.postgres.connecting import (
     raise_explained,
     read_address,
 )
-from hocket.store.postgres.exchange import Connection
+from hocket.store.postgres.exchange import ANSWER_S, Connection
 from hocket.store.postgres.listening import notification
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.session import PostgresSession
@@ -85,13 +85,13 @@ class PostgresStore(ServerStore[PostgresSession]):
                 return session
             try:
                 return self._begin(author, at_end)
-            except psycopg.OperationalError as error:
-                if not self._writer.closed:
+            except psycopg.Error as error:
+                if not self.lost(error):
                     raise
-                self.lost(error)
                 self._writer = self._reconnected()
                 return self._begin(author, at_end)
         except BaseException as error:
+            self.lost(error)
             self.roll_back()
             raise_explained(self.shown, error)
 
@@ -104,10 +104,15 @@ class PostgresStore(ServerStore[PostgresSession]):
         session.resumed(resumed)
         return session
 
-    def lost(self, error: psycopg.OperationalError) -> None:
-        """The connection broke."""
+    def lost(self, error: BaseException) -> bool:
+        """Whether the connection broke. One to a server that takes no writes is given up: another server may take its
+        place.
+        """
         if isinstance(error, RESTARTING):
             self._restarts_until = time.monotonic() + RESTART_S
+        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+            self._writer.close()
+        return self._writer.closed
 
     def _reconnected(self) -> Connection:
         try:
@@ -121,7 +126,7 @@ class PostgresStore(ServerStore[PostgresSession]):
             raise
 
     def _begin(self, author: bytes | None = None, at_end: bool = False) -> PostgresSession:
-        begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end)))
+        begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end), ANSWER_S))
         self.server_clock.set(begun.server_ms)
         session = self._write_session
         if session is None or session.connection is not self._writer:
@@ -145,7 +150,7 @@ class PostgresStore(ServerStore[PostgresSession]):
         """
         try:
             note = () if session.note is None else (notification(self.address, session.note),)
-            session.send(("COMMIT", ()), *note)
+            session.send(_COMMIT, *note)
         except psycopg.OperationalError as error:
             is_doubtful = self._writer.closed or isinstance(error, QUEUE_FULL)
             if not is_doubtful or session.last_added is None or not self._was_committed(session, error):
@@ -170,7 +175,9 @@ class PostgresStore(ServerStore[PostgresSession]):
                 self._writer.close()
                 self._writer = connect(self.address)
                 is_there = self._begin().has_op(seq, op_id)
-                self._writer.ask((_ROLLBACK,))
+                # A commit that no longer waited for its standby is here, and may be lost with this server. A later one
+                # takes it along.
+                self._writer.ask((_WRITE_AGAIN, _COMMIT) if is_there else (_ROLLBACK,), ANSWER_S)
                 return is_there
             except BaseException:
                 self._writer.close()
@@ -197,7 +204,9 @@ class PostgresStore(ServerStore[PostgresSession]):
 
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SEARCH = "SELECT set_config('search_path', ?, true)"
+_COMMIT = ("COMMIT", ())
 _ROLLBACK = ("ROLLBACK", ())
+_WRITE_AGAIN = ("UPDATE head SET seq = seq", ())
 
 
 class PostgresWrite:
@@ -223,10 +232,10 @@ class PostgresWrite:
         session = self._session
         resumes = session.resumes
         self._store.ended(session, is_committed=False)
+        self._store.lost(error)
         self._store.roll_back()
-        if resumes and session.connection.closed and isinstance(error, psycopg.OperationalError):
+        if resumes and session.connection.closed and isinstance(error, psycopg.Error):
             # The connection may have been lost before the transaction began.
-            self._store.lost(error)
             raise Outdated from error
         if self._author is not None and isinstance(error, psycopg.errors.DeadlockDetected):
             raise MustBeAlone from error
@@ -252,7 +261,7 @@ class PostgresReader(StoreReader[PostgresSession]):
 
     def _begin(self) -> None:
         path = f"{self._address.schema}, pg_temp"
-        *_, head = self._connection.ask(((_BEGIN_READ, ()), (_SEARCH, (path,)), (HEAD, ())))
+        *_, head = self._connection.ask(((_BEGIN_READ, ()), (_SEARCH, (path,)), (HEAD, ())), ANSWER_S)
         self.session.begun(head_of(head.first))
 
     def end(self) -> None:
