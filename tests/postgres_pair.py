@@ -132,9 +132,25 @@ class ServerPair:
         # Nobody follows it yet, so a commit would wait for ever.
         self.primary.set("synchronous_standby_names", "")
 
-    def fail_over(self, how: Callable[[PairedServer], None] = PairedServer.kill) -> None:
-        how(self.primary)
+    def fail_over(self, way: str = "killed") -> None:
+        """`killed` at one moment, `stopped` in good order, `frozen` until its successor has its place, or `back` as a
+        server that takes no writes before there is one that does.
+        """
+        old = self.primary
+        match way:
+            case "killed":
+                old.kill()
+            case "stopped":
+                old.stop()
+            case "frozen":
+                old.freeze()
+            case "back":
+                old.stop()
+                (old.data / "standby.signal").touch()
+                old.start()
         self.promote()
+        if way == "frozen":
+            old.kill()
 
 
 def _until(is_so: Callable[[], bool], server: Server) -> None:

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hocket.bus.hints import ANYTHING, Changes, Subscription
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.errors import Unreachable, Usage
+from hocket.errors import StoreAway, Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.events.nodes import StoreRowRefused
-from hocket.events.workers import StepFailed
+from hocket.events.workers import StepFailed, StoreUnavailable
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.apart import payload_of
 from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.kernel.extension import extensions, loaded, named_parts
+from hocket.kernel.retrying import STORE_RETRIES
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
 from hocket.log.limits import output_room
@@ -358,7 +359,7 @@ class LocalNode:
     async def in_touch(self, emit: Emit) -> AsyncIterator[None]:
         """Syncs with the peers until the block ends, if there are any and no other process of this node does."""
         async with self.kept_up(emit):
-            if not is_on(MESH_ENABLED) or not await self.peek(lambda session: session.peers()):
+            if not is_on(MESH_ENABLED) or not await self._has_peers(emit):
                 yield
                 return
             services = self.services(emit)
@@ -367,6 +368,17 @@ class LocalNode:
             async with supervising("the exchange with peers", lambda: services.loop().run(), emit, self.environment):
                 yield
             self.reach = None
+
+    async def _has_peers(self, emit: Emit) -> bool:
+        """Waits for a database that is away: a process that starts just then stays."""
+        failures = 0
+        while True:
+            try:
+                return bool(await self.peek(lambda session: session.peers()))
+            except StoreAway as error:
+                emit(StoreUnavailable(str(error)))
+            failures += 1
+            await asyncio.sleep(STORE_RETRIES.delay_s(failures, self.environment.chance.random()))
 
     async def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
         """Runs a request in a transaction of the log, together with other waiting requests. `beside` is as in

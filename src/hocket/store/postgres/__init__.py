@@ -31,7 +31,8 @@ from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import HEAD, SERVER_MS, head_of
 from hocket.store.statements import MustBeAlone, Outdated, RowMacs
 
-# A server that has said that it shuts down may refuse connections for this long: it is restarting.
+# A server that has said that it shuts down may refuse connections for this long: it is restarting. And so may all of
+# several, once the connection to one of them broke: another one is about to take its place.
 RESTART_S = 30.0
 # What NOTIFY raises if a listener that is stopped somewhere has let the notifications pile up.
 QUEUE_FULL = psycopg.errors.ProgramLimitExceeded
@@ -43,6 +44,7 @@ class PostgresStore(ServerStore[PostgresSession]):
         super().__init__(address.shown)
         self._beginning = Beginning(address.schema)
         self._restarts_until = 0.0
+        self._is_lost = False
         connection = connect(address)
         try:
             if is_pooled(connection):
@@ -108,11 +110,12 @@ class PostgresStore(ServerStore[PostgresSession]):
         """Whether the connection broke. One to a server that takes no writes is given up: another server may take its
         place.
         """
-        if isinstance(error, RESTARTING):
+        if isinstance(error, RESTARTING) or (self.address.has_standby and self._writer.closed and not self._is_lost):
             self._restarts_until = time.monotonic() + RESTART_S
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
             self._writer.close()
-        return self._writer.closed
+        self._is_lost = self._writer.closed
+        return self._is_lost
 
     def _reconnected(self) -> Connection:
         try:
@@ -128,6 +131,7 @@ class PostgresStore(ServerStore[PostgresSession]):
     def _begin(self, author: bytes | None = None, at_end: bool = False) -> PostgresSession:
         begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end), ANSWER_S))
         self.server_clock.set(begun.server_ms)
+        self._is_lost = False
         session = self._write_session
         if session is None or session.connection is not self._writer:
             session = PostgresSession(self._writer, self.address.schema, is_writer=True, macs=self.macs)

@@ -129,13 +129,14 @@ _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 class DatabaseAddress(NamedTuple):
-    """`conninfo` is for libpq and may contain a password; `shown` does not. `is_pooled` is known after the first
-    connection: a pooler stands before the server.
+    """`conninfo` is for libpq and may contain a password; `shown` does not. With `has_standby` it names several hosts.
+    `is_pooled` is known after the first connection: a pooler stands before the server.
     """
 
     conninfo: str
     schema: str
     shown: str
+    has_standby: bool = False
     is_pooled: bool = False
 
 
@@ -163,11 +164,11 @@ def read_address(url: str, *, takes_writes: bool = True) -> DatabaseAddress:
     if "connect_timeout" not in settings and "PGCONNECT_TIMEOUT" not in os.environ:
         conninfo = make_conninfo(conninfo, connect_timeout=CONNECT_S)
     conninfo = make_conninfo(conninfo, **{name: each for name, each in _KEEPALIVE.items() if name not in settings})
-    hosts = str(settings.get("host", os.environ.get("PGHOST", "")))
-    if takes_writes and "," in hosts and not {_SESSION, "PGTARGETSESSIONATTRS"} & {*settings, *os.environ}:
+    has_standby = "," in str(settings.get("host", os.environ.get("PGHOST", "")))
+    if takes_writes and has_standby and not {_SESSION, "PGTARGETSESSIONATTRS"} & {*settings, *os.environ}:
         conninfo = make_conninfo(conninfo, target_session_attrs="read-write")
     known = make_conninfo(conninfo, fallback_application_name="hocket")
-    return DatabaseAddress(known, schema, _shown(settings, schema))
+    return DatabaseAddress(known, schema, _shown(settings, schema), has_standby)
 
 
 def _shown(settings: Mapping[str, object], schema: str) -> str:
