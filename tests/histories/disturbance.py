@@ -51,6 +51,7 @@ def disturb(
     kills: float = 0.1,
     has_enough: Callable[[], bool] = lambda: True,
     restart_every_s: float | None = None,
+    longest_s: float = LONGEST_S,
 ) -> dict[int, Death]:
     """Disturbs the clients for so long after they are ready, and on a busy machine until they have done enough; of the
     disturbances, `kills` are kills. Then calls `calm` while they run undisturbed. Gives when each of the killed
@@ -67,7 +68,7 @@ def disturb(
             now = time.monotonic()
             for client in clients:
                 client.check()
-            assert begin is None or now < begin + seconds + LONGEST_S, "the clients did too little"
+            assert begin is None or now < begin + seconds + longest_s, "the clients did too little"
             if begin is None:
                 assert now < deadline, [client.said.read_text() for client in clients]
                 begin = now if ready() else None
