@@ -159,7 +159,7 @@ def _until(is_so: Callable[[], bool], server: Server) -> None:
         with suppress(psycopg.OperationalError):
             if is_so():
                 return
-        assert time.monotonic() < deadline, (server.directory / "log").read_text()
+        assert time.monotonic() < deadline, (server.directory / "log").read_text()[-5_000:]
         time.sleep(0.02)
 
 
