@@ -29,10 +29,12 @@ def servers(tmp_path: Path) -> Iterator[list[NatsServer]]:
 
 
 @asynccontextmanager
-async def buses(servers: list[NatsServer], count: int = 2) -> AsyncIterator[list[NatsMessages]]:
+async def buses(
+    servers: list[NatsServer], count: int = 2, patience_s: float = PATIENCE_S
+) -> AsyncIterator[list[NatsMessages]]:
     made = [NatsMessages([each.url for each in servers], ping_s=PING_S) for _ in range(count)]
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             for each in made:
                 await keeping(each)
             yield made
@@ -223,7 +225,7 @@ def test_failovers_under_load(servers: list[NatsServer], rounds: int) -> None:
                 await asyncio.sleep(0.01)
 
         known = 0
-        async with asyncio.timeout(1_500), buses(servers, 3) as [left, right, reader]:
+        async with buses(servers, 3, 60 + 70 * rounds) as [left, right, reader]:
             await swapped(NatsRegister(reader, "mesh", "one"), b"first")
             tasks = [asyncio.create_task(write(left, "left")), asyncio.create_task(write(right, "right"))]
             for number in range(rounds):

@@ -5,25 +5,40 @@ their place.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from hocket.kernel.arbitration import BY_NUMBER, Reason
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import unpack
-from hocket.kernel.ops import decode
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.postcard import Malformed
 from hocket.kernel.vocabulary import Bundle
 from hocket.log.written.journal import LostTail, WrittenEntries, WrittenEntry
-from hocket.store import Session
-
-if TYPE_CHECKING:
-    from hocket.log import Log
+from hocket.store import Session, Store
 
 # An op with one of these reasons counts as soon as the ops of others are there on which it depends.
 _WAITING = frozenset((0, Reason.WAITING, Reason.OFFERED, Reason.UNKNOWN_JOB, Reason.DEPENDENCY_REJECTED))
 
 
-def offer_again(log: "Log", written: WrittenEntries) -> None:
+class OfferingLog(Protocol):
+    """What is needed of the log."""
+
+    node: int
+    store: Store
+    physical: Callable[[], int]
+
+    def settle(self) -> None: ...
+    def admit(
+        self,
+        ops: Iterable[tuple[bytes, Op | Malformed]],
+        decide: None = None,
+        *,
+        sender: int | None = None,
+    ) -> object: ...
+
+
+def offer_again(log: OfferingLog, written: WrittenEntries) -> None:
     """Does nothing if another process or thread of the node has done so."""
     with written.offering():
         log.settle()
