@@ -157,7 +157,10 @@ class StoreCopy:
             return bytes(32)
         last = session.entry(copied.seq)
         if last is None or last.id != copied.id:
-            raise Conflict(f"{self._shown} is a copy of another log; choose another place for the copy, or remove it")
+            raise Conflict(
+                f"{self._shown} is a copy of another log, or of a state that this one has lost; choose another place for"
+                " the copy, or remove it"
+            )
         return last.chain
 
     def _verify(self, session: Session, rows: Sequence[OpRow], after: int, chain: bytes) -> None:
