@@ -52,10 +52,10 @@ renew() {
     done; } <"list.$1"
     [ "$drain" = true ] && kill $$
   fi
+  # A job that came meanwhile is not judged: its answer may be late, and then another renewal is under way.
   now=$(date +%s)
-  for hold in holds/*; do
-    job=${hold#holds/}
-    [ -e "$hold" ] && [ "$now" -ge "$(cat "until.$job")" ] 2>/dev/null && stop "$job"
+  for job in $(jq -r '.holds[].job_id' "body.$1"); do
+    [ -e "holds/$job" ] && [ "$now" -ge "$(cat "until.$job")" ] 2>/dev/null && stop "$job"
   done
 }
 

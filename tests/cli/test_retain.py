@@ -25,12 +25,15 @@ def test_rules_are_set_listed_and_removed(hocket: Program) -> None:
     hocket("retain", "acme.*", "90d", "--keep", 1000, code=0)
     hocket("retain", "--messages", "14d", "--no-archive", code=0)
     hocket("retain", "30d", code=0)
+    hocket("retain", "--windows", "2d", code=0)
     listed = hocket("retain", "--json", code=0).json
     assert [(each["what"], each["match"], each["keep_ms"], each["keep_count"]) for each in listed] == [
         ("jobs", "", 30 * DAY, None),
         ("jobs", "acme.", 90 * DAY, 1000),
         ("messages", "", 14 * DAY, None),
+        ("windows", "", 2 * DAY, None),
     ]
+    hocket("retain", "--windows", "--clear", code=0)
     hocket("retain", "acme.*", "--clear", code=0)
     assert "acme." not in hocket("retain", code=0).out
     assert "nothing would go now" in hocket("retain", "acme.render", "7d", "--dry-run", code=0).out
@@ -49,7 +52,9 @@ def test_rules_are_set_listed_and_removed(hocket: Program) -> None:
         (("7d", "--clear"), "--clear removes a rule"),
         (("acme.", "7d", "--messages"), "only rules about jobs have a pattern"),
         (("7d", "--witnesses", "1"), "the mesh has 0 other nodes"),
-        (("--windows", "7d"), "windows have no retention"),
+        (("acme.", "7d", "--windows"), "only rules about jobs have a pattern"),
+        (("7d", "--windows", "--keep", 5), "only jobs are kept by their number"),
+        (("7d", "--windows", "--messages"), "a rule is about messages or about windows"),
     ],
 )
 def test_a_bad_rule_is_refused_in_a_sentence(hocket: Program, words: tuple[str, ...], why: str) -> None:

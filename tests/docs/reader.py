@@ -4,7 +4,8 @@ A ```python block that begins with a comment like `# tasks.py` is saved under th
 of the page are one program, run at the end. In a ```console block a line after `$ ` is typed into one shell, which
 keeps its variables, and goes on in lines after `> `; a command must succeed. The lines below a command are what it
 prints, where `…` stands for anything; a command with nothing below it may print what it likes. The shell's own notice
-that a background process was killed comes at any moment, and does not count.
+that a background process was killed comes at any moment, and does not count. Where a page writes the port 8477, the
+reader takes a free one: two runs of the tests may share a machine.
 """
 
 import os
@@ -19,9 +20,11 @@ from functools import cache
 from pathlib import Path
 
 from tests.cli.fork_server import ForkServer, forked_program
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 240
+WRITTEN_PORT = "8477"
 TERMINAL = {"COLUMNS": "120", "NO_COLOR": "1", "TZ": "UTC"}
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -43,8 +46,8 @@ class Command:
     shown: list[str] = field(default_factory=list)
 
 
-def blocks(page: Path) -> list[Block]:
-    text = page.read_text(encoding="utf-8")
+def blocks(page: Path, port: str = WRITTEN_PORT) -> list[Block]:
+    text = page.read_text(encoding="utf-8").replace(WRITTEN_PORT, port)
     return [Block(text.count("\n", 0, match.start(2)) + 1, match[1], match[2]) for match in _BLOCK.finditer(text)]
 
 
@@ -106,7 +109,7 @@ def shell(page: Path, directory: Path, env: dict[str, str]) -> list[tuple[Comman
     script = ["exec </dev/null"]
     outputs = directory / "outputs"
     outputs.mkdir()
-    for block in blocks(page):
+    for block in blocks(page, str(free_port())):
         named = _FILE.match(block.text)
         if block.language == "python" and named:
             script.append(f"cat > {named[1]} <<'END-OF-FILE'\n{block.text}END-OF-FILE")

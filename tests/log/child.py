@@ -5,23 +5,35 @@ python child.py forever HOME         the same until killed
 python child.py checkpoints HOME     jobs, and a checkpoint after each few, until killed: says its size and root
 python child.py rebuild HOME STEP    a rebuild in steps of so many ops, one line each
 python child.py prune HOME COMMITS   prunes three days later, and kills itself in or after so many commits
+python child.py keep HOME WHAT DIR CALLS   archives, prunes, writes a snapshot or takes one, three days later, and
+                                           kills itself after so many calls of functions
 """
 
 import os
 import signal
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
 from typing import Any
 
+from hocket.errors import Conflict
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
 from hocket.kernel.checkpoints.notes import read_checkpoint, read_note
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import RouteKind
+from hocket.log import Log
 from hocket.log import rebuild as rebuilding
+from hocket.log.archives.writing import write_archive
+from hocket.log.lost_past import rewrite
 from hocket.log.retention import horizons
+from hocket.log.snapshots.folder import SnapshotFolder
+from hocket.log.snapshots.loading import load_snapshot
+from hocket.log.snapshots.writing import write_snapshot
 from hocket.node.runtime import Runtime
 from hocket.store.checkpoint_rows import CheckpointState
+
+LATER_MS = 3 * 86_400_000
 
 
 def say(*words: object) -> None:
@@ -49,14 +61,52 @@ def sign_checkpoint(runtime: Runtime) -> None:
     say(checkpoint.size, checkpoint.root.hex())
 
 
-def prune(runtime: Runtime, commits: int) -> None:
-    """An odd number kills it before the last of these commits, an even one after it."""
+def three_days_later(log: Log) -> None:
+    physical, wall = log.physical, log.wall
+    log.physical, log.wall = lambda: physical() + LATER_MS, lambda floor: max(wall(floor), physical() + LATER_MS)
+
+
+def prune(log: Log) -> None:
     horizons.STEP_SUBJECTS = horizons.STEP_ENTRIES = 3
     horizons.PREPARE_STEP = 4
+    log.horizons.follow()
+    with log.store.read() as session:
+        plan = log.horizons.plan(session)
+    if plan is not None and plan.settlement.gone_ops:
+        log.horizons.move(plan)
+    log.horizons.follow()
+
+
+def keep(log: Log, what: str, place: Path, calls: int) -> None:
+    left = calls
+
+    def count(frame: object, event: str, argument: object) -> None:
+        """Also before and after each call of the database and of the system."""
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+    if what == "archive":
+        for _ in write_archive(log, place, log.physical()):
+            pass
+    elif what == "prune":
+        prune(log)
+    elif what == "snapshot":
+        write_snapshot(log, place)
+    else:
+        with suppress(Conflict):  # an earlier process has put it in
+            load_snapshot(log, SnapshotFolder(place))
+        rewrite(log)  # as the next exchange does
+    sys.setprofile(None)
+    say("done")
+
+
+def killed_prune(runtime: Runtime, commits: int) -> None:
+    """An odd number kills it before the last of these commits, an even one after it."""
     log, run, begun = runtime.log, runtime.log.run, 0
-    later = 3 * 86_400_000
-    physical, wall = log.physical, log.wall
-    log.physical, log.wall = lambda: physical() + later, lambda floor: max(wall(floor), physical() + later)
+    three_days_later(log)
 
     def counted(request: Any) -> Any:
         nonlocal begun
@@ -74,12 +124,7 @@ def prune(runtime: Runtime, commits: int) -> None:
         return done
 
     log.run = counted  # type: ignore[method-assign]
-    log.horizons.follow()
-    with runtime.store.read() as session:
-        plan = log.horizons.plan(session)
-    if plan is not None and plan.settlement.gone_ops:
-        log.horizons.move(plan)
-    log.horizons.follow()
+    prune(log)
     say("done")
 
 
@@ -93,7 +138,11 @@ def main() -> None:
             return
         sys.stdin.readline()
         if verb == "prune":
-            prune(runtime, int(rest[0]))
+            killed_prune(runtime, int(rest[0]))
+            return
+        if verb == "keep":
+            three_days_later(runtime.log)
+            keep(runtime.log, rest[0], Path(rest[1]), int(rest[2]))
             return
         turn = 0
         while verb == "checkpoints":
@@ -106,4 +155,5 @@ def main() -> None:
             turn += 1
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -17,18 +17,22 @@ OVER_EACH = (
     "test_commit",
     "test_locks",
     "test_machine_clock",
+    "test_pruning",
+    "test_pruning_plants",
+    "test_successions",
 )
+# Those that need a process for each step run over one server alone.
+OVER_POSTGRES = ("test_kills",)
 # The modules about a log that only one node writes.
-OF_ONE_NODE = ("test_sealing", "test_snapshots")
+OF_ONE_NODE = ("test_sealing", "test_snapshot_bytes")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     first, *rest = STORES
     module = metafunc.module.__name__.rpartition(".")[2]
     rest = [] if module in OF_ONE_NODE else rest
-    is_soak = module not in OVER_EACH
-    marks = [pytest.mark.soak] if is_soak else []
-    kinds = [first, *(pytest.param(name, marks=marks) for name in rest)]
+    some = rest if module in OVER_EACH else ["postgres"] if module in OVER_POSTGRES else []
+    kinds = [first, *(pytest.param(name, marks=() if name in some else pytest.mark.soak) for name in rest)]
     metafunc.parametrize("store_kind", kinds, indirect=True, scope="module")
 
 

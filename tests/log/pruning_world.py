@@ -15,7 +15,9 @@ from hocket.families.rows.rules import ROWS
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import content_hash
+from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, decode
+from hocket.kernel.succession.chain import vote_text
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     CancelJob,
@@ -28,11 +30,15 @@ from hocket.kernel.vocabulary import (
     FailWork,
     RetryJob,
     ScheduleJob,
+    SetSuccession,
     Subject,
+    TakeOver,
     Telemetry,
+    number_of,
 )
 from hocket.log import Log
 from hocket.log.rebuild import family_digests
+from hocket.store import Store
 from tests.log.roster.world import KEYS, USER, randomness
 from tests.stores import new_store
 
@@ -46,6 +52,10 @@ WORKER = tuple(
         *(("Artifact", "Write", {}), ("Inbox", "*", {}), ("Lock", "*", {}), ("Row", "*", {}), ("Ops", "Read", {})),
     )
 )
+
+
+def key_of(number: int) -> SigningKey:
+    return KEYS[number] if number < len(KEYS) else SigningKey(content_hash(b"member %d" % number))
 
 
 class World:
@@ -78,10 +88,10 @@ class World:
 
 
 class Member:
-    def __init__(self, world: World, number: int, grants: Any = ROOT) -> None:
+    def __init__(self, world: World, number: int, grants: Any = ROOT, store: Store | None = None) -> None:
         self.world, self.number = world, number
-        key = KEYS[number]
-        self.log = self.opened(new_store())
+        key = key_of(number)
+        self.log = self.opened(store or new_store())
         self.token = issue(USER, key.public, grants, 0, None)
         self.say(DelegateUcan(content_hash(self.token), self.token))
         self.held: list[tuple[bytes, bytes]] = []
@@ -94,11 +104,11 @@ class Member:
 
         return Log(
             store,
-            KEYS[self.number],
+            key_of(self.number),
             did_key(USER.public),
             wall=lambda floor: max(self.world.now, floor),
             physical=lambda: self.world.now,
-            randomness=randomness(KEYS[self.number].public),
+            randomness=randomness(key_of(self.number).public),
         )
 
     def say(self, payload: Any, deps: tuple[bytes, ...] = ()) -> Op | Reason:
@@ -269,3 +279,21 @@ class Member:
     def read(self, what: Callable[[Any], Any]) -> Any:
         with self.log.store.read() as session:
             return what(session)
+
+
+def take_over(world: World, successor: Member) -> None:
+    """All members may follow the owner's node, and this one does, with the votes of a quorum."""
+    owner = world.owner
+    with owner.log.store.read() as session:
+        (root,) = session.ops_of_variants((number_of(DesignateCoordinator),))
+    nodes = tuple(each.log.node for each in world.members)
+    quorum = len(nodes) // 2 + 1
+    succession = owner.say(SetSuccession(root.id, nodes, quorum, 30_000))
+    assert isinstance(succession, Op)
+    world.exchange()
+    text = vote_text(succession.id, root.id, 1, successor.log.node)
+    votes = tuple((each.log.node, key_of(each.number).sign(text)) for each in world.members[-quorum:])
+    payload = TakeOver(1, succession.id, root.id, votes)
+    assert isinstance(successor.log.run(lambda tx: tx.author(payload, about=owner.log.node)), Op)
+    world.exchange()
+    assert {each.log.permissions().coordinators[-1][1] for each in world.members} == {successor.log.node}

@@ -5,6 +5,7 @@ agree, and every step can be broken off.
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,28 +15,38 @@ from hocket.events.nodes import HorizonDiffers
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
 from hocket.families.jobs.rules import tick_id, tick_policy
-from hocket.families.retention.facts import RETENTION, Retained, SetRetention
+from hocket.families.retention.facts import REPORT_TYPE, RETENTION, WINDOW_TYPE, Retained, SetRetention
 from hocket.families.retention.rules import rule_of
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.clock import pack
-from hocket.kernel.ids import ulid_ms, ulid_text
-from hocket.kernel.ops import Op, decode
+from hocket.kernel.ids import content_hash, make_ulid, ulid_ms, ulid_text
+from hocket.kernel.ops import NO_ID, Op, artifact_id, decode
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.snapshots.leaves import Leaf, LeafTag
-from hocket.kernel.vocabulary import CompleteJob, EvictArtifact, ScheduleJob, SetSchedule, Subject, Telemetry
+from hocket.kernel.vocabulary import (
+    CompleteJob,
+    CreateArtifact,
+    EvictArtifact,
+    ScheduleJob,
+    SetSchedule,
+    SetSuccession,
+    Subject,
+    TakeOver,
+    Telemetry,
+    number_of,
+)
 from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
 from hocket.log.checkpoints.horizon_notes import horizon_note
 from hocket.log.citations import keyed
-from hocket.log.copies import StoreCopy, export_ops
+from hocket.log.copies import export_ops
 from hocket.log.rebuild import rebuild
 from hocket.log.retention.proof import remaining_leaves
 from hocket.node.runtime import Runtime
 from hocket.store.horizon_rows import GapRow, HorizonRow
 from tests.log.processes import go, start
-from tests.log.pruning_world import DAY, HOUR, Member, World
-from tests.log.roster.world import new_log
-from tests.stores import StoreKind, raw
+from tests.log.pruning_world import DAY, HOUR, Member, World, take_over
+from tests.stores import STORES, StoreKind, raw
 
 pytestmark = pytest.mark.touches("LW-33")
 
@@ -128,6 +139,52 @@ def test_locks_rows_and_messages_keep_their_last_word() -> None:
     assert isinstance(owner.put("t/a", b'{"n":0,"m":1}', written[0].id), Op)
     assert owner.row("t/a").value == b'{"m":1,"n":9}'
     world.exchange()
+    assert rebuilt(owner) == rebuilt(other)
+
+
+def write_window(member: Member, content: bytes) -> tuple[bytes, bytes]:
+    """A window that begins now, and its report, as a reverb writes them."""
+    window_ms, made = member.world.now, []
+    for type in (WINDOW_TYPE, REPORT_TYPE):
+        inputs = tuple(made[-1:])
+        payload = CreateArtifact(
+            make_ulid(window_ms, bytes(10)), type, None, inputs, content_hash(content), content, None, None, 1
+        )
+        payload = msgspec.structs.replace(payload, artifact_id=artifact_id(member.log.node, payload))
+        assert isinstance(member.say(payload), Op)
+        made.append(payload.artifact_id)
+    return made[0], made[1]
+
+
+@pytest.mark.req("LW-52")
+def test_windows_go_by_a_rule_of_their_own() -> None:
+    world = World()
+    owner, other = world.members
+    job = owner.run_job("k")
+    note = owner.say(CreateArtifact(NO_ID, "acme.note", None, (), content_hash(b"n"), b"n", None, None, 1))
+    old = [write_window(owner, b"old"), write_window(other, b"of another node")]
+    assert isinstance(owner.say(EvictArtifact(old[0][0])), Op)
+    used = write_window(owner, b"used")
+    user = owner.say(CreateArtifact(NO_ID, "acme.sum", None, (used[1],), content_hash(b"s"), b"s", None, None, 1))
+    assert isinstance(note, Op) and isinstance(user, Op)
+    world.wait(3 * DAY)
+    young = write_window(owner, b"young")
+    world.wait(HOUR)
+    world.exchange()
+    with owner.log.store.read() as session:
+        assert owner.log.horizons.plan(session, rules=()) is None
+    owner.retain(Retained.WINDOWS, ms=DAY)
+    world.exchange()
+    with owner.log.store.read() as session:
+        plan = owner.log.horizons.plan(session)
+    assert plan is not None and len(plan.settlement.remains.windows) == 1 and plan.settlement.gone_ops == 5
+    prune(world)
+    for each in world.members:
+        after = each.shown()
+        assert not {*old[0], *old[1]} & after["artifacts"] and job in after["jobs"]
+        assert {*used, *young, note.id, user.id} <= after["artifacts"]
+        assert each.read(lambda session: not session.is_evicted(old[0][0]))
+        assert is_sound(each)
     assert rebuilt(owner) == rebuilt(other)
 
 
@@ -300,6 +357,7 @@ rules = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-52")
 @settings(deadline=None)
 @given(st.booleans(), rules, st.lists(acts, max_size=40), st.lists(st.integers(0, 40), max_size=3))
@@ -341,6 +399,7 @@ def test_what_remains_is_as_it_would_be_without_a_horizon(
     assert rebuilt(owner) == rebuilt(other)
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-52")
 @settings(deadline=None)
 @given(st.booleans(), st.lists(everyones, max_size=40), st.permutations(range(3)))
@@ -371,9 +430,11 @@ def test_nodes_agree_whatever_reached_them_before_and_after_a_horizon(
 
 
 @pytest.mark.req("LW-52")
-def test_a_process_killed_in_or_after_any_step_leaves_what_another_one_can_go_on_from(tmp_path: Path) -> None:
+def test_a_process_killed_in_or_after_any_step_leaves_what_another_one_can_go_on_from(
+    tmp_path: Path, store_kind: StoreKind, store_url: str
+) -> None:
     home = tmp_path / "home"
-    with Runtime.init(home) as runtime:
+    with Runtime.init(home, server=None if store_kind is STORES["sqlite"] else store_url) as runtime:
         made = runtime.submit([Draft("k", b"{}", Policy()) for _ in range(12)])
         for each in made[:9]:
             runtime.log.run(lambda tx, each=each: jobs.cancel(tx, each.job_id, ""))
@@ -585,12 +646,10 @@ def leaves_here(session: Any) -> list[Leaf]:
     return list(remaining_leaves(session))
 
 
-def test_no_copy_is_made_of_a_pruned_log(tmp_path: Path) -> None:
+def test_no_file_of_ops_is_made_of_a_pruned_log(tmp_path: Path) -> None:
     owner = pruned().owner
-    with pytest.raises(Conflict, match="pruned"), (tmp_path / "ops").open("wb") as file:
+    with pytest.raises(Conflict, match="log snapshot DIR"), (tmp_path / "ops").open("wb") as file:
         export_ops(owner.log, file)
-    with pytest.raises(Conflict, match="pruned"):
-        StoreCopy(owner.log.store, new_log(), "the copy").step()
 
 
 @pytest.mark.req("LW-52")
@@ -705,3 +764,28 @@ def test_a_missed_tick_that_may_have_been_here_before_is_not_made_again() -> Non
     refused = owner.say(ticks[0][1], (setting.id,))
     assert isinstance(refused, Reason)
     assert rebuilt(owner) == rebuilt(world.members[1])
+
+
+@pytest.mark.req("LW-52")
+def test_successions_and_takeovers_are_kept_for_good() -> None:
+    """A horizon that a successor moves, and what is decided after it, rest on them."""
+    world = World(3)
+    owner, second, _ = world.members
+    owner.retain(ms=HOUR)
+    owner.run_job("k")
+    take_over(world, second)
+    assert second.run_job("k") in second.jobs
+    for _ in range(2):
+        world.wait(DAY)
+        second.run_job("k")
+        world.exchange()
+        assert second.move_horizon()
+        world.exchange()
+        for each in world.members:
+            each.follow()
+    for each in world.members:
+        kept = {row.variant for row in each.read(lambda session: session.ops_after(0, 1_000))}
+        assert {number_of(SetSuccession), number_of(TakeOver)} <= kept
+        assert [node for _, node in each.log.permissions().coordinators] == [owner.log.node, second.log.node]
+        rebuilt(each)
+        assert is_sound(each)

@@ -13,16 +13,18 @@ import pytest
 from hocket.errors import Conflict, Failed, StoreError, Usage
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import unpack
+from hocket.kernel.ops import Op
 from hocket.kernel.snapshots import chunks
 from hocket.kernel.snapshots.chunks import SnapshotManifest
 from hocket.log import Log
+from hocket.log.audit import verify
 from hocket.log.retention.proof import check_remains
 from hocket.log.snapshots.checking import SnapshotAudit, check_snapshot
 from hocket.log.snapshots.folder import SnapshotFolder
 from hocket.log.snapshots.loading import load_snapshot
 from hocket.log.snapshots.own_late import note_old_given, write_late_again
 from hocket.log.snapshots.writing import write_snapshot
-from tests.log.pruning_world import DAY, HOUR, Member, World
+from tests.log.pruning_world import DAY, HOUR, Member, World, take_over
 
 
 def busy(world: World, rounds: int = 3) -> None:
@@ -115,6 +117,27 @@ def test_a_new_node_has_what_the_others_have(world: World, folder: SnapshotFolde
         load_snapshot(new.log, folder)
 
 
+def test_a_snapshot_brings_the_takeover_on_which_its_horizon_rests(tmp_path: Path) -> None:
+    world = World(3)
+    owner, second, _ = world.members
+    owner.retain(ms=HOUR)
+    take_over(world, second)
+    second.run_job("acme.render")
+    world.wait(DAY)
+    second.run_job("acme.render")
+    world.exchange()
+    assert second.move_horizon()
+    for each in world.members:
+        each.pull(second)
+        each.follow()
+    folder = snapshot(second, tmp_path / "snapshot")
+    new = newcomer(world)
+    assert load_snapshot(new.log, folder).added > 0
+    world.exchange()
+    assert new.digests() == owner.digests() and new.shown() == owner.shown()
+    assert new.log.permissions().coordinators == second.log.permissions().coordinators
+
+
 def test_the_next_horizon_has_the_same_root_on_a_node_that_took_a_snapshot(
     world: World, folder: SnapshotFolder, tmp_path: Path
 ) -> None:
@@ -190,6 +213,41 @@ def test_late_ops_are_written_again_behind_the_horizon() -> None:
     away.follow()
     assert away.digests() == world.owner.digests()
     assert write_late_again(away.log) is None
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_node_that_follows_the_horizon_writes_its_late_ops_beside(is_last: bool) -> None:
+    """What stood around them on its log is deleted, so they cannot be taken off it."""
+    world = World(2)
+    owner, away = world.members
+    owner.retain(ms=HOUR)
+    owner.run_job("acme.render")
+    away.pull(owner)
+    late = away.submit("acme.mine")
+    assert away.claim(late)
+    if not is_last:
+        owner.run_job("acme.render")
+    owner.submit("acme.open")
+    away.pull(owner)
+    world.wait(DAY)
+    assert owner.move_horizon()
+    away.pull(owner)
+    assert isinstance(away.cancel(late), Op)
+    away.submit("acme.after")
+    away.follow()
+    (row,) = away.read(lambda session: session.ops_by_id([late]))
+    assert away.read(lambda session: session.gap_at(row.seq - 1)) and away.job(late) is None
+    done = write_late_again(away.log)
+    assert done is not None and (done.ops, done.dropped) == (3, 0)
+    assert write_late_again(away.log) is None
+    assert verify(away.log.store, user=away.log.user, marks=away.log.signer, is_bound=True).findings == []
+    world.exchange()
+    for each in world.members:
+        each.follow()
+        kinds = sorted(job.kind for job in each.shown()["jobs"].values())
+        assert kinds == ["acme.after", "acme.mine", "acme.open"]
+        assert [job.done is not None for job in each.shown()["jobs"].values() if job.kind == "acme.mine"] == [True]
+    assert away.digests() == owner.digests() and away.read(check_remains) == []
 
 
 def test_late_ops_that_another_node_may_have_stay_and_do_not_count() -> None:

@@ -1,6 +1,7 @@
 """Finding servers on the local network, where it lets itself be looked around on."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -8,13 +9,15 @@ from hocket.errors import Unreachable
 from hocket.mesh.lan import Announcement, Found, find
 
 OURS, ANOTHERS = "did:key:zOurs", "did:key:zAnothers"
+# Others may run the tests on this network.
+ONE, OTHER = (int.from_bytes(os.urandom(8), "big") for _ in range(2))
 
 
 def test_an_announced_server_is_found_and_told_apart():
     async def run() -> list[Found]:
         announcements = [
-            Announcement(0xABC, OURS, "https", ["127.0.0.1"], 7315),
-            Announcement(0xDEF, ANOTHERS, "http", ["127.0.0.1"], 7316),
+            Announcement(ONE, OURS, "https", ["127.0.0.1"], 7315),
+            Announcement(OTHER, ANOTHERS, "http", ["127.0.0.1"], 7316),
         ]
         try:
             for each in announcements:
@@ -31,6 +34,6 @@ def test_an_announced_server_is_found_and_told_apart():
     if not found:
         pytest.skip("this machine's network carries no multicast")
     assert set(found) >= {
-        Found("https://127.0.0.1:7315", f"{0xABC:016x}", True),
-        Found("http://127.0.0.1:7316", f"{0xDEF:016x}", False),
+        Found("https://127.0.0.1:7315", f"{ONE:016x}", True),
+        Found("http://127.0.0.1:7316", f"{OTHER:016x}", False),
     }

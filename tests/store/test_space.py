@@ -30,6 +30,26 @@ from hocket.store.sqlite.space import compact
 compact(Path(sys.argv[1]), lambda done, total: print(done, flush=True))
 """
 
+# Gives back in small steps, and kills itself after so many calls of functions.
+GIVE_BACK = """
+import os, signal, sys
+from pathlib import Path
+from hocket.store.sqlite import SqliteStore, space
+space.FREE_PAGES_MIN = space.STEP_PAGES = 2
+left = int(sys.argv[2])
+store = SqliteStore(Path(sys.argv[1]))
+def count(frame, event, argument):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.setprofile(count)
+while store.trim():
+    pass
+sys.setprofile(None)
+store.close()
+"""
+
 
 def fill(store: Store) -> None:
     for number in range(ROWS):
@@ -144,6 +164,22 @@ def test_a_compaction_that_ends_early_loses_nothing(tmp_path: Path, how: signal.
     store.close()
     compact(path, lambda done, total: None)
     assert mode(path) == INCREMENTAL and is_sound(path)
+
+
+@pytest.mark.slow
+def test_a_process_that_gives_back_may_be_killed(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    store = SqliteStore(path, create=True)
+    fill(store)
+    empty(store, ROWS // 2)
+    store.close()
+    before, calls, killed = path.stat().st_size, 20, 0
+    while subprocess.run([sys.executable, "-c", GIVE_BACK, str(path), str(calls)], timeout=120).returncode:
+        calls, killed = calls * 3, killed + 1
+        assert is_sound(path)
+    assert killed > 2 and path.stat().st_size < before * 2 / 3
+    with closing(SqliteStore(path)) as kept, kept.read() as session:
+        assert [session.meta(f"filler-{number}") for number in range(ROWS // 2)] == [bytes(BYTES)] * (ROWS // 2)
 
 
 def test_a_file_in_use_is_left_alone(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from hocket.node.home_store import HOME
 from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
 from hocket.store.checkpoint_rows import CheckpointRow, CheckpointState
 from hocket.store.local import KEPT, OF_NODE
+from hocket.store.witness_rows import WitnessedRow
 from tests.stores import STORES, with_macs
 
 NODE = bytes(range(8))
@@ -108,3 +109,19 @@ def test_a_moved_store_refuses_every_write_also_of_those_who_have_it_open(addres
                 session.put_head(session.head()._replace(seq=1))
         with after.read() as session:
             assert session.meta("a") == b"\0\1" and session.head().seq == 0
+
+
+def test_what_a_named_node_keeps_for_the_coordinator_is_read_in_order_and_dropped_up_to_a_time(store: Store) -> None:
+    rows = [WitnessedRow(bytes([author] * 8), bytes([at] * 20), bytes([at])) for author in (1, 2) for at in (1, 2, 3)]
+    with store.write() as session:
+        session.put_witnessed(reversed(rows))
+        session.put_witnessed(rows[:1])
+    with store.write() as session:
+        assert session.witnessed((b"", b""), 10) == rows
+        assert session.witnessed((rows[1].author, rows[1].hlc), 2) == rows[2:4]
+        assert session.witnessed_of(rows[0].author, rows[0].hlc) == rows[1:3]
+        assert session.last_witnessed(rows[0].author) == rows[2]
+        session.drop_witnessed(rows[0].author, rows[1].hlc)
+        assert session.witnessed((b"", b""), 10) == rows[2:]
+    with store.read() as session:
+        assert session.last_witnessed(b"\x09" * 8) is None

@@ -203,6 +203,28 @@ def test_an_older_worker_does_not_run_a_postponed_job_before_its_time(
     verify(owner, older, client)
 
 
+@pytest.mark.req("VX-02")
+@pytest.mark.parametrize("command", ["jobs", "submit", "log verify", "log rebuild", "work"])
+def test_an_older_program_leaves_a_home_alone_in_which_a_newer_one_has_written(
+    three: list[Machine], program: Path, command: str
+) -> None:
+    """Nothing marks the end of an op that this program does not know and this node has written."""
+    machine = three[0]
+    older, environment = machine.program, dict(machine.environment)
+    programs.install(machine, program)
+    machine("init")
+    machine.submit("acme.x", "{}")
+    programs.script(machine, WRITE)
+    machine.program, machine.environment = older, environment
+    words = [*command.split(), *(("acme.x", "{}") if command == "submit" else ())]
+    refused = machine(*words, code=5)
+    assert "a newer version of Hocket has written ops" in refused.err and "upgrade" in refused.err
+    assert "internal error" not in refused.err
+    programs.install(machine, program)
+    assert len(machine("jobs", "--json").json) == 1
+    verify(machine)
+
+
 def bundles(machine: Machine) -> int:
     """How many entries of its log are bundles."""
     entries = machine.look(lambda session: session.entries_after(0, 10_000))

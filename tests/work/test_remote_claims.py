@@ -92,6 +92,25 @@ def test_a_claim_whose_time_ends_in_its_first_look_is_answered(tmp_path: Path):
     in_a_node(tmp_path / "home", body)
 
 
+def test_while_no_claim_waits_nothing_is_done(tmp_path: Path):
+    async def body(node: Node) -> None:
+        desk, rounds = node.remote_workers, 0
+
+        def monotonic() -> float:
+            nonlocal rounds
+            rounds += 1
+            return node.environment.monotonic()
+
+        assert (await desk.claim(asked("a"), 0)).jobs == ()
+        desk._monotonic, desk._next_look = monotonic, 0.0
+        desk._wake.set()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert 1 <= rounds < 10
+
+    in_a_node(tmp_path / "home", body)
+
+
 def test_workers_that_wait_keep_their_rows_alive(tmp_path: Path):
     async def body(node: Node) -> None:
         desk, store = node.remote_workers, node.runtime.store

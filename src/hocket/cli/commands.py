@@ -55,6 +55,7 @@ COMMANDS = {
     "revoke": ("node_commands:revoke", "Revoke all rights of a node."),
     "route": ("node_commands:route", "Send all jobs of a kind to one node."),
     "coordinator": ("node_commands:coordinator", "Show the node that decides claims, or designate another."),
+    "succession": ("node_commands:succession", "Say which nodes may follow the coordinator, or show it."),
     "rules": ("rule_commands:app", "Show or change the mesh rules, which every node must share."),
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
     "worker": ("api.workers.claiming:commands", "Drain workers in other languages, which claim jobs over HTTP."),
@@ -66,7 +67,7 @@ COMMANDS = {
     "sync": ("node_commands:sync", "Sync with the peers once, now."),
     "lock": ("lock:app", "Lock files and other things that several agents use."),
     "cron": ("api.schedules:commands", "Submit jobs on a schedule."),
-    "retain": ("rule_commands:retain", "Say how long ended jobs and messages are kept, or list the rules."),
+    "retain": ("rule_commands:retain", "Say how long ended jobs, messages and windows are kept, or list the rules."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "store": ("store:app", "Migrate the node's store, or move it to a database server or back."),
     "status": ("api.status:status", "Show the state of this node."),
@@ -88,7 +89,7 @@ NOUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "mesh": (
         "Several machines: invite and join, serve and sync, nodes, agents, routes, rules.",
-        ("invite", "join", "serve", "sync", "peers", "nodes", "agents", "route", "coordinator", "rules"),
+        ("invite", "join", "serve", "sync", "peers", "nodes", "agents", "route", "coordinator", "succession", "rules"),
     ),
     "node": (
         "This node and its rights: doctor, whoami, may, drain and quarantine, revoke.",

@@ -1,5 +1,5 @@
 """`hocket mesh rules`: the mesh rules of this node. Nodes sync only if their rules are the same.
-`hocket retain`: how long ended jobs and messages are kept.
+`hocket retain`: how long ended jobs, messages and windows are kept.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any
@@ -224,7 +224,7 @@ def retain(
     ] = None,
     keep: Annotated[int | None, Option("--keep", "N", "Keep the newest N of each kind in any case.", min=0)] = None,
     messages: Annotated[bool, Option("--messages", help="The rule is about messages.")] = False,
-    windows: Annotated[bool, Option("--windows", help="The rule is about windows of the tempo.", hidden=True)] = False,
+    windows: Annotated[bool, Option("--windows", help="The rule is about the windows of the tempo.")] = False,
     no_archive: Annotated[bool, Option("--no-archive", help="Delete what goes, although it is in no archive.")] = False,
     witnesses: Annotated[
         int, Option("--witnesses", "N", "Delete only when so many other nodes have cosigned what remains.", min=0)
@@ -241,6 +241,7 @@ def retain(
       hocket retain acme.* 90d --keep 1000
       hocket retain acme.render 7d --no-archive --dry-run
       hocket retain --messages 14d
+      hocket retain --windows 2d
       hocket retain acme.render --clear
     """
     kinds, duration = _words(words or [], needs_time=keep is None and not clear)

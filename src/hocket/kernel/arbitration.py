@@ -96,6 +96,13 @@ class Reason(IntEnum):
     BAD_HORIZON = 161, "it does not follow the horizon before, or passes over a rule of the owner"
     BEHIND_HORIZON = 162, "it is from before the horizon of the log, and came after the horizon was moved"
     PRUNED = 163, "the log's retention lets it go"
+    # Decided by the ops about successions.
+    BAD_SUCCESSION = 170, "its quorum can never or always be met, or its nodes or its silence are not possible"
+    OUTVOTED = 171, "it does not belong to the tenures in force"
+    OLD_TERM = 172, "its term or its time is not later than that of the tenure before"
+    NO_PIN = 173, "it does not say up to which op the coordinator before counts"
+    NO_SUCCESSOR = 174, "no succession in force names its author"
+    NO_QUORUM = 175, "it has not the signed votes of a quorum"
     # Decided by the availability of nodes.
     NOT_AVAILABLE = 110, "its node is draining or quarantined"
     NOT_ITS_TO_RESUME = 111, "another node has drained or quarantined it, so it cannot resume itself"

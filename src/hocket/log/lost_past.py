@@ -65,13 +65,12 @@ def rewind(log: Log, branch: bytes) -> None:
     Does nothing if another process has done so. From a log that nodes share nothing is taken, since ops of the others
     may rely on it. Then the node stays behind its past.
     """
-    if log.is_shared:
-        return
     with log.store.write() as session:
         session.lock_author(log.node.to_bytes(8, "big"))
         session.lock_permissions(exclusive=True)
+        session.lock_all()
         first, head = session.op(branch), session.head()
-        if first is None:
+        if first is None or log.sharers(session):
             return
         aside = [raw for raw, _ in read_sequence(session.own_meta(SET_ASIDE) or b"\0")]
         aside += [row.body for row in session.entries_after(first.seq - 1, head.seq)]
@@ -79,8 +78,8 @@ def rewind(log: Log, branch: bytes) -> None:
         session.drop_ops(first.seq)
         session.drop_trees(log.author)
         end = first.seq - 1
-        last, before = _last_own(session, log.node, end), session.entry(end)
-        _, chain, seal = log.end_at(end, bytes(32) if before is None else before.chain)
+        _, last = session.latest_of(log.author)
+        _, chain, seal = log.end_at(end, link_at(session, end))
         session.put_head(
             head._replace(
                 seq=end,
@@ -89,18 +88,16 @@ def rewind(log: Log, branch: bytes) -> None:
                 settled=min(head.settled, end),
                 unsettled=0,
                 rebuilding=START,
-                last=bytes(_ID_BYTES) if last is None else last.id,
+                last=last,
             )
         )
     rebuild(log.store, log.permissions_reader, log.reading().wall)
 
 
-def _last_own(session: Session, node: int, end: int) -> OpRow | None:
-    for seq in range(end, 0, -1):
-        row = session.entry(seq)
-        if row is not None and row.hlc[12:] == node.to_bytes(8, "big"):
-            return row
-    return None
+def link_at(session: Session, end: int) -> bytes:
+    """The link of the chain at the entry with this number, or at the one that was deleted there."""
+    gap, entry = session.gap_at(end), session.entry(end)
+    return gap.chain if gap is not None else bytes(32) if entry is None else entry.chain
 
 
 def rewrite(log: Log) -> Rewritten:
@@ -116,13 +113,19 @@ def rewrite(log: Log) -> Rewritten:
     return log.run(lambda tx: _rewrite(tx, own))
 
 
+def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
+    if not tx.session.own_meta(SET_ASIDE):
+        return Rewritten(0, 0)  # another process was faster
+    tx.session.set_own_meta(SET_ASIDE, b"")
+    return author_again(tx, own)
+
+
 def _facts(entry: bytes) -> Sequence[bytes]:
     return [each.body for each in read_facts(entry)] if isinstance(decode(entry).payload, Bundle) else [entry]
 
 
-def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
-    if not tx.session.own_meta(SET_ASIDE):
-        return Rewritten(0, 0)  # another process was faster
+def author_again(tx: Transaction, own: Collection[bytes]) -> Rewritten:
+    """Writes entries of this node again, with new times and ids."""
     names: dict[bytes, bytes] = {}
     facts = [fact for entry in own for fact in _facts(entry)]
     for raw in facts:
@@ -134,7 +137,6 @@ def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
         made = tx.author(payload, op.cited)
         if isinstance(made, Op):
             names[op.id] = made.id
-    tx.session.set_own_meta(SET_ASIDE, b"")
     return Rewritten(len(names), len(facts) - len(names))
 
 

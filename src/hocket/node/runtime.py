@@ -429,6 +429,8 @@ class Runtime:
             changed = OURS ^ known
             permissions = self.log.permissions(session)
             matters = bool(changed & named_in(permissions.delegations) or session.has_variants(payloads(changed)))
+            if matters and not self.log.is_shared:
+                self._check_own_ops(session, payloads(known - OURS))
         if matters and self.log.is_shared and known > OURS:
             # Two programs would judge the same ops in turn, each in its own way.
             raise Conflict(
@@ -441,6 +443,16 @@ class Runtime:
                 return
         with self.store.write() as session:
             session.set_meta(KNOWN, knowledge_text(OURS).encode())
+
+    def _check_own_ops(self, session: Session, unknown: list[int]) -> None:
+        """Raises StoreError if this node has written ops that this program does not know. Unknown ops of other
+        nodes it can read by the signatures at their ends, which a node's own ops do not have in its store.
+        """
+        if any(row.hlc[12:] == self.log.author for row in session.ops_of_variants(unknown)):
+            raise StoreError(
+                f"a newer version of Hocket has written ops to {self.home.path} that this version cannot read; upgrade"
+                " this one, nothing was changed"
+            )
 
     def _check_store_and_variables(self) -> None:
         """Checks that the store has this node's log, and follows the variables that name this node and its mesh. Raises

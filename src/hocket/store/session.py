@@ -19,11 +19,12 @@ from hocket.store.presence_rows import PresenceSession
 from hocket.store.registers import ChecksRegisters, RegisterSession
 from hocket.store.roster import JobSession
 from hocket.store.subjects import ChecksStates, SubjectSession
+from hocket.store.witness_rows import WitnessSession
 
 PROJECTIONS = (
     *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     "arguments",
-    *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
+    *("evictions", "delegations", "revocations", "coordinators", "successions", "forks", "written"),
     *("messages", "deliveries", "group_cursors"),
 )
 
@@ -62,6 +63,7 @@ class Session(
     PresenceSession,
     CheckpointSession,
     HorizonSession,
+    WitnessSession,
     LocalSession,
 ):
     row_check: RowCheck | None

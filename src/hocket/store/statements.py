@@ -43,6 +43,7 @@ MAC_TABLES = {
     "checkpoints": MacTable("author, state, place, size, hlc, peaks, note, made", "author, state, place"),
     "gaps": MacTable("first, last, chain", "first"),
     "bases": MacTable("family, key, last, state", "family, key"),
+    "witnessed": MacTable("author, hlc, body", "author, hlc"),
     "workers": MacTable("name, pid, started, host, boot, namespace, locks", "name", "node"),
 }
 

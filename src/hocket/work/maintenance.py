@@ -22,6 +22,7 @@ from hocket.families.liveness import BEAT_S, kept_by_leases
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.log.machine_clock import MachineClock
+from hocket.log.snapshots.own_late import write_late_again
 from hocket.store import JobEntry, OpSession, Schedule, Session
 from hocket.work.environment import Environment
 from hocket.work.presence import AHEAD_MS, KEPT_MS, own_presence
@@ -79,8 +80,12 @@ class Maintenance:
         await self._access.call(lambda: log.release(accepting.accept))
 
     async def _evict(self) -> None:
-        access, node = self._access, self._access.log.node
-        if not await access.peek(lambda session: artifacts.is_due(session, node, self._now(session))):
+        access, log = self._access, self._access.log
+
+        def is_due(session: Session) -> bool:
+            return artifacts.is_due(session, log.permissions(session), log.node, self._now(session))
+
+        if not await access.peek(is_due):
             return
         if not await artifacts.maintenance(access, self._blobs, self._troubles):
             # It stays due, and trying each second would cost a transaction each time.
@@ -117,11 +122,15 @@ class Maintenance:
                 self._emit(event)
 
     async def _prune(self) -> None:
-        """Follows the horizon for a part of each round. Now and then, looks whether it is to be moved."""
-        keeper, now = self._access.log.horizons, self._environment.monotonic()
+        """Follows the horizon for a part of each round. Now and then, looks whether it is to be moved, and whether ops
+        of this node came too late for it.
+        """
+        log, now = self._access.log, self._environment.monotonic()
+        keeper = log.horizons
         if now >= self._prune_at:
             self._prune_at = now + PRUNE_S
             await self._access.call(keeper.move_if_due)
+            await self._access.call(lambda: write_late_again(log))
             self._has_to_prune = True
         while self._has_to_prune and self._environment.monotonic() <= now + PRUNING_S:
             self._has_to_prune, events = await self._access.call(keeper.step)

@@ -32,7 +32,11 @@ class RetainedThing(StrEnum):
     windows = "windows"
 
 
-_THINGS = {RetainedThing.jobs: Retained.JOBS, RetainedThing.messages: Retained.MESSAGES}
+_THINGS = {
+    RetainedThing.jobs: Retained.JOBS,
+    RetainedThing.messages: Retained.MESSAGES,
+    RetainedThing.windows: Retained.WINDOWS,
+}
 
 
 class RetentionShown(ServiceAnswer, frozen=True):
@@ -66,6 +70,7 @@ class RetentionForecast(ServiceAnswer, frozen=True):
     at_ms: int | None
     jobs: list[FreedJobs]
     messages: int
+    windows: int
     ops: int
     entries: int
     bytes: int
@@ -113,7 +118,7 @@ def listing(service: Service) -> list[RetentionShown]:
     with service.read() as session:
         retention = _retention(service, session)
     rules = () if retention is None else retention.rules
-    return [_shown(each) for each in rules if not each.is_removed and each.what in _THINGS.values()]
+    return [_shown(each) for each in rules if not each.is_removed]
 
 
 def checked_rule(
@@ -126,8 +131,6 @@ def checked_rule(
     witnesses: int = 0,
 ) -> SetRetention:
     """Raises Usage."""
-    if what is RetainedThing.windows:
-        raise Usage("windows have no retention of their own yet: those of a job go with the job")
     match = match[:-1] if match.endswith(".*") else match
     if "*" in match:
         raise Usage(f"bad pattern {match!r}: give a kind, or a prefix of kinds with its dot, like acme. or acme.*")
@@ -155,8 +158,8 @@ def retain(
     without_archive: bool = False,
     witnesses: Annotated[int, Meta(ge=0, le=WITNESSES_MAX)] = 0,
 ) -> list[RetentionShown]:
-    """Say how long ended jobs of these kinds, or messages, are kept; with neither a time nor a number, keep everything
-    again. Returns the rules in force. Only the owner's nodes may.
+    """Say how long ended jobs of these kinds, messages, or windows of the tempo are kept; with neither a time nor a
+    number, keep everything again. Returns the rules in force. Only the owner's nodes may.
     """
     service.check_writer()
     log = service.runtime.log
@@ -178,7 +181,7 @@ def retain(
 
 def _forecast(plan: Plan | None) -> RetentionForecast:
     if plan is None:
-        return RetentionForecast(None, [], 0, 0, 0, 0)
+        return RetentionForecast(None, [], 0, 0, 0, 0, 0)
     remains = plan.settlement.remains
     gone = [each.subject for each in remains.pruning if each.state is None]
     jobs: dict[str, int] = {}
@@ -190,7 +193,8 @@ def _forecast(plan: Plan | None) -> RetentionForecast:
     messages = sum(subject.family == MESSAGE for subject in gone)
     settled = plan.settlement
     freed = [FreedJobs(match, count) for match, count in sorted(jobs.items())]
-    return RetentionForecast(plan.at_ms, freed, messages, settled.gone_ops, settled.entries, settled.bytes)
+    counts = messages, len(remains.windows), settled.gone_ops, settled.entries, settled.bytes
+    return RetentionForecast(plan.at_ms, freed, *counts)
 
 
 def show_forecast(found: RetentionForecast) -> Iterator[View]:
@@ -198,6 +202,8 @@ def show_forecast(found: RetentionForecast) -> Iterator[View]:
         yield Line(f"{each.match or 'all kinds'}: {counted(each.jobs, 'job')}")
     if found.messages:
         yield Line(counted(found.messages, "message"))
+    if found.windows:
+        yield Line(counted(found.windows, "window"))
     if found.at_ms is None:
         yield Line("nothing would go now")
     else:

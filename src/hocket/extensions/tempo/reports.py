@@ -28,6 +28,7 @@ from hocket.families.artifacts import Fetch
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.requests import Content, creation
 from hocket.families.jobs.rules import Job, Outcome
+from hocket.families.retention.facts import REPORT_TYPE, WINDOW_TYPE
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import make_ulid, ulid_ms
@@ -42,8 +43,6 @@ JOBS_MAX = 10_000
 # A window in which a larger share of the promises was not kept, or of the tasks ran over, raises an alarm.
 PROMISE_MISS_RATE_MAX = 0.2
 OVERRUN_RATE_MAX = 0.2
-REPORT_TYPE = "hocket.bar-report"
-WINDOW_TYPE = "hocket.bar-window"
 # How long a report and its window are kept.
 KEPT_MS = 7 * 86_400_000
 PAGE = 100

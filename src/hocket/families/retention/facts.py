@@ -18,6 +18,10 @@ RETENTION_KEY = b""
 SETTLED_MS = 3_600_000
 # What has ended stays at least so long after its end.
 KEEP_MS_MIN = 3_600_000
+# The artifacts of windows, which are of no job and whose ids begin with the window's time: what a window was, and the
+# report of it. Every node must let the same ones go, also one that runs without the extension that writes them.
+WINDOW_TYPE = "hocket.bar-window"
+REPORT_TYPE = "hocket.bar-report"
 # The most heads, and the most subjects, that one horizon names.
 HEADS_MAX = KEPT_MAX = 65_536
 

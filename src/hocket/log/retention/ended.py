@@ -1,13 +1,15 @@
-"""When a job or a message has ended, for the rules of retention. What has not ended is never let go."""
+"""When a job, a message or a window has ended, for the rules of retention. What has not ended is never let go."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from hocket.families.inbox.rules import DeliveryState, Message
 from hocket.families.jobs.rules import Job
-from hocket.families.retention.facts import KEEP_MS_MIN, Retained
+from hocket.families.retention.facts import KEEP_MS_MIN, REPORT_TYPE, WINDOW_TYPE, Retained
 from hocket.families.retention.rules import RetentionRule, rule_for
 from hocket.kernel.ids import ulid_ms
+from hocket.kernel.ops import Op
+from hocket.kernel.vocabulary import CreateArtifact
 
 
 def _keep_ms(rule: RetentionRule) -> int:
@@ -83,6 +85,19 @@ def _message_ended(message: Message) -> int:
     if not message.is_group and message.deliveries[0].state in (DeliveryState.ACKNOWLEDGED, DeliveryState.DEAD):
         return message.last.wall
     return message.expires
+
+
+def ended_window(op: Op, rules: Iterable[RetentionRule], at_ms: int) -> bool:
+    """Whether an op has made a window, or the report of one, that the rules let go: the window is as old as the rule
+    says, and so is what was written about it.
+    """
+    made = op.payload
+    if not isinstance(made, CreateArtifact) or made.source_job is not None:
+        return False
+    if made.artifact_type not in (WINDOW_TYPE, REPORT_TYPE):
+        return False
+    rule = rule_for(rules, Retained.WINDOWS)
+    return rule is not None and max(ulid_ms(made.artifact_id), op.timestamp.wall) + _keep_ms(rule) <= at_ms
 
 
 def named_by(values: object) -> Iterator[bytes]:

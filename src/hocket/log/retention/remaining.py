@@ -1,8 +1,9 @@
 """What remains at a horizon: a pure function of the settled entries, of the owner's rules that the horizon names, and
 of the subjects that it keeps all the same. The engine of each node computes it for itself.
 
-Jobs and threads of messages go whole or not at all, with the artifacts of the jobs. Of families with bases, each op
-goes by itself, unless the state names it. Nothing goes that something which remains refers to.
+Jobs and threads of messages go whole or not at all, with the artifacts of the jobs. Windows go by themselves. Of
+families with bases, each op goes by itself, unless the state names it. Nothing goes that something which remains
+refers to.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from hocket.families.retention.rules import RetentionRule
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.family import FAMILIES
+from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import dependencies
 from hocket.kernel.snapshots.horizon import NEVER_LATE
@@ -29,7 +31,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log.citations import keyed
 from hocket.log.projectors import rules_of
-from hocket.log.retention.ended import EndedJobs, ended_threads, named_by
+from hocket.log.retention.ended import EndedJobs, ended_threads, ended_window, named_by
 from hocket.store import Session
 from hocket.store.horizon_rows import BaseRow, PruningRow
 from hocket.store.op_rows import PRUNED, OpRow
@@ -45,7 +47,7 @@ OP = ""
 class Remains(NamedTuple):
     """`gone` are the ids of the ops that go, also those that went before; `bases` those of all subjects. `pruning` is
     what changes. `names` are all by which something could refer to what goes. `kept` are the subjects that only later
-    ops have kept. `kinds` are the kinds of the jobs that go by themselves.
+    ops have kept. `kinds` are the kinds of the jobs that go by themselves, and `windows` the times of the windows.
     """
 
     gone: set[bytes]
@@ -54,6 +56,7 @@ class Remains(NamedTuple):
     names: frozenset[bytes]
     kept: tuple[tuple[str, bytes], ...]
     kinds: Mapping[bytes, str]
+    windows: Collection[int]
 
 
 class _Unit:
@@ -85,7 +88,7 @@ def remains(
 
 class _Decision:
     def __init__(self, session: Session, rules: tuple[RetentionRule, ...], at_ms: int) -> None:
-        self._session, self._at_ms = session, at_ms
+        self._session, self._rules, self._at_ms = session, rules, at_ms
         jobs = EndedJobs(rules, at_ms)
         for entry in session.each_job():
             jobs.take(entry.job)
@@ -95,6 +98,8 @@ class _Decision:
         units = [(ids, _Unit(*(Subject(MESSAGE, each) for each in ids))) for ids in threads.values()]
         self._messages = {each: unit for ids, unit in units for each in ids}
         self._single: dict[bytes, _Unit] = {}
+        # Of the ops that have made a window or its report: the window's time.
+        self._windows: dict[bytes, int] = {}
         # By every name with which something can refer to it.
         self._by_name: dict[bytes, _Unit] = {**self._jobs, **self._messages}
         self._states: dict[Subject, set[bytes] | None] = {}
@@ -154,7 +159,12 @@ class _Decision:
         if reason == Reason.BEHIND_HORIZON:
             return self._alone(op)
         if isinstance(payload, CreateArtifact):
-            return None if payload.source_job is None else self._jobs.get(payload.source_job)
+            if payload.source_job is not None:
+                return self._jobs.get(payload.source_job)
+            if not ended_window(op, self._rules, self._at_ms):
+                return None
+            self._windows[op.id] = ulid_ms(payload.artifact_id)
+            return self._alone(op)
         if isinstance(payload, EvictArtifact):
             return self._by_name.get(payload.artifact_id)
         if isinstance(payload, EraseContent):
@@ -208,9 +218,10 @@ class _Decision:
             gone.update(unit.ops)
             if unit.subjects[0].family != OP:
                 pruning += [PruningRow(subject, None, None, ()) for subject in unit.subjects]
-                pruning += [PruningRow(Subject(OP, op_id), None, None, ()) for op_id in unit.others]
-        based = {op_id for ids in self._based.values() for op_id in ids}
-        lone = [op_id for op_id, unit in self._single.items() if not unit.is_kept and op_id not in based]
+            pruning += [PruningRow(Subject(OP, op_id), None, None, ()) for op_id in unit.others]
+        known = {op_id for ids in self._based.values() for op_id in ids}.union(self._windows)
+        windows = {at_ms for op_id, at_ms in self._windows.items() if not self._single[op_id].is_kept}
+        lone = [op_id for op_id, unit in self._single.items() if not unit.is_kept and op_id not in known]
         pruning += [PruningRow(Subject(OP, op_id), None, None, ()) for op_id in lone]
         bases = {base.subject: base for base in self._bases_before()}
         for subject, ids in self._based.items():
@@ -222,7 +233,7 @@ class _Decision:
                     bases[subject] = BaseRow(subject, row.last, row.state)
         pruning.sort(key=lambda row: row.subject)
         names = frozenset(name for name, unit in self._by_name.items() if not unit.is_kept)
-        return Remains(gone, sorted(bases.values()), pruning, names, kept, self._kinds)
+        return Remains(gone, sorted(bases.values()), pruning, names, kept, self._kinds, windows)
 
     def _based_row(self, subject: Subject, going: set[bytes]) -> PruningRow:
         kept = tuple(row.id for row in self._session.ops_about(subject) if row.id not in going)

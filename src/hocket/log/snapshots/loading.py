@@ -13,6 +13,7 @@ from hocket.families.retention.rules import Horizon, forgotten_ms
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op, decode, encode_sequence, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.snapshots.chunks import SnapshotManifest
@@ -21,7 +22,7 @@ from hocket.kernel.snapshots.leaf_contents import PartialBundle, SnapshotBase, S
 from hocket.kernel.vocabulary import JOB, Bundle, Payload, Subject, discriminant, subject_of
 from hocket.log import Log
 from hocket.log.limits import SHARED
-from hocket.log.lost_past import SET_ASIDE, rewrite
+from hocket.log.lost_past import SET_ASIDE, link_at, rewrite
 from hocket.log.rebuild import rebuild_at_once
 from hocket.log.retention.proof import note_taken
 from hocket.log.snapshots.checking import SnapshotAudit, SnapshotEntry, SnapshotHorizon, check_snapshot, parts
@@ -62,6 +63,7 @@ def _put(log: Log, folder: SnapshotFolder, manifest: SnapshotManifest, audit: Sn
     with log.store.write() as session:
         session.lock_author(log.author)
         session.lock_permissions(exclusive=True)
+        session.lock_all()
         check_need(log, session, audit.horizon)
         _set_own_aside(log, session, audit)
         loading = _Loading(log, session, audit)
@@ -78,10 +80,11 @@ def _put(log: Log, folder: SnapshotFolder, manifest: SnapshotManifest, audit: Sn
 
 def check_need(log: Log, session: Session, found: SnapshotHorizon) -> None:
     """Raises Conflict for a snapshot that this log does not need: none takes a log back."""
-    if log.is_shared:
+    if others := log.sharers(session):
+        names = ", ".join(map(node_text, sorted(others)))
         raise Conflict(
-            "a store in a database server takes no snapshot, because nodes may share it; give this node a home with a"
-            " store of its own"
+            f"node {names} shares this store, which therefore takes no snapshot; give this node a home with a store of"
+            " its own"
         )
     known, horizon = session.horizon(), found.payload
     if known is not None and known.at_ms >= horizon.at_ms:
@@ -103,10 +106,8 @@ def _set_own_aside(log: Log, session: Session, audit: SnapshotAudit) -> None:
     aside += [row.body for row in session.entries_after(first.seq - 1, head.seq)]
     session.set_own_meta(SET_ASIDE, encode_sequence(aside))
     session.drop_ops(first.seq)
-    end, before = first.seq - 1, session.entry(first.seq - 1)
-    gap = session.gap_at(end)
-    chain = gap.chain if gap is not None else bytes(32) if before is None else before.chain
-    _, chain, seal = log.end_at(end, chain)
+    end = first.seq - 1
+    _, chain, seal = log.end_at(end, link_at(session, end))
     _, last = session.latest_of(log.author)
     session.put_head(
         head._replace(seq=end, chain=chain, seal=seal, settled=min(head.settled, end), unsettled=0, last=last)

@@ -1,18 +1,22 @@
 """A node's own ops that are late: a horizon was moved before they reached the node that moved it, so they would never
 count. As long as no other node can have them, the node takes them off its log and writes them again behind, as ops
-after a lost past (`lost_past`).
+after a lost past (`lost_past`). A node that follows this horizon already cannot take them off, since ops behind them
+may have been deleted: they stay, without effect, and it writes them once more.
 """
+
+from collections.abc import Iterator
 
 from hocket.families.retention.facts import RETENTION, RETENTION_KEY, SETTLED_MS, MoveHorizon
 from hocket.families.retention.rules import RETENTIONS
-from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ops import decode
 from hocket.kernel.snapshots.horizon import NEVER_LATE, horizon_end
 from hocket.kernel.vocabulary import Subject, number_of
-from hocket.log import Log
+from hocket.log import Log, Transaction
 from hocket.log.limits import SHARED
-from hocket.log.lost_past import Rewritten, note_shared, rewind, rewrite
+from hocket.log.lost_past import Rewritten, author_again, note_shared, rewind, rewrite
 from hocket.store import OpRow, Session
+from hocket.store.op_rows import BUNDLE
 
 # An op that is so old may be late by now. When it leaves the node, that is noted first.
 OLD_MS = SETTLED_MS // 2
@@ -26,11 +30,48 @@ def write_late_again(log: Log) -> Rewritten | None:
     is never taken off the log.
     """
     with log.store.read() as session:
-        first = first_unshared(session, log.node)
-    if first is None or log.is_shared:
+        first = None if log.sharers(session) else first_unshared(session, log.node)
+        is_followed = _is_followed(session)
+        has_gaps = first is not None and any(gap.last >= first.seq for gap in session.gaps())
+    if first is None:
         return None
+    if is_followed:
+        return log.run(_write_beside)
+    if has_gaps:
+        return None  # until this node follows the horizon
     rewind(log, first.id)
     return rewrite(log)
+
+
+def _is_followed(session: Session) -> bool:
+    """Whether the last horizon on this log is in force here."""
+    row, horizon = session.horizon(), _last_horizon(session)
+    return row is not None and horizon is not None and row.at_ms == horizon.at_ms
+
+
+def _write_beside(tx: Transaction) -> Rewritten:
+    """Writes the late entries again, and those after them that do not count, because they refer to late ones."""
+    session, author = tx.session, tx.node.to_bytes(8, "big")
+    tx.settle()
+    first = first_unshared(session, tx.node)
+    if first is None:
+        return Rewritten(0, 0)  # another process was faster
+    own = [first, *_entries_after(session, author, first.hlc)]
+    idle = [row for row in own if not _counts(session, row)]
+    note_shared(session, unpack(own[-1].hlc))
+    return author_again(tx, [row.body for row in idle])
+
+
+def _entries_after(session: Session, author: bytes, after: bytes) -> Iterator[OpRow]:
+    while rows := session.entries_of_author(author, after, _STEP):
+        yield from rows
+        after = rows[-1].hlc
+
+
+def _counts(session: Session, row: OpRow) -> bool:
+    """Whether an op counts, or any of the facts of a bundle."""
+    facts = session.facts_of(row.seq) if row.variant == BUNDLE else [row]
+    return any(each.reason == 0 for each in facts)
 
 
 def first_unshared(session: Session, node: int) -> OpRow | None:

@@ -12,7 +12,7 @@ from hocket.store.connections import Migration
 from hocket.store.postgres.connecting import DatabaseAddress, first_line
 from hocket.store.postgres.exchange import Connection
 
-VERSION = 10
+VERSION = 11
 _STEPS = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
 # The first half of the key of the lock: "HOCK".
 _LOCK = 0x484F434B

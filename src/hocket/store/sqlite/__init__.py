@@ -29,7 +29,7 @@ from hocket.store.statements import EndedMacs, RowMacs
 T = TypeVar("T")
 
 APPLICATION_ID = 0x484F434B  # "HOCK"
-VERSION = 17
+VERSION = 18
 _SCHEMA = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 # A process that waits to write and is not woken tries again after this long, and up to twice that: a writer that was
@@ -443,7 +443,8 @@ def _locked(path: str) -> str:
 _FULL = "has no space left on its disk; the change was not kept, free some space and repeat it"
 _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     (
-        (apsw.CorruptError, apsw.NotADBError),
+        # A text that is no UTF-8 is not what SQLite was given to keep.
+        (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError),
         "is damaged ({error}); run `hocket node doctor` to see what is wrong, and restore a backup if need be",
     ),
     (

@@ -238,6 +238,7 @@ class RemoteWorkers:
                 await self._beat(now)
             if now >= self._next_look:
                 self._hungry |= dict.fromkeys(self._queues)
+                self._next_look = now + LOOK_S
             if self._hungry or self._new:
                 hungry, self._hungry = list(self._hungry), {}
                 new, self._new = self._new, []

@@ -1,0 +1,1 @@
+"""Succession as the kernel knows it: which tenures are in force (`chain`), and who may promise what (`quorums`)."""
