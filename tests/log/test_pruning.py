@@ -29,8 +29,11 @@ from hocket.kernel.vocabulary import (
     EvictArtifact,
     ScheduleJob,
     SetSchedule,
+    SetSuccession,
     Subject,
+    TakeOver,
     Telemetry,
+    number_of,
 )
 from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
@@ -42,7 +45,7 @@ from hocket.log.retention.proof import remaining_leaves
 from hocket.node.runtime import Runtime
 from hocket.store.horizon_rows import GapRow, HorizonRow
 from tests.log.processes import go, start
-from tests.log.pruning_world import DAY, HOUR, Member, World
+from tests.log.pruning_world import DAY, HOUR, Member, World, take_over
 from tests.stores import STORES, StoreKind, raw
 
 pytestmark = pytest.mark.touches("LW-33")
@@ -761,3 +764,28 @@ def test_a_missed_tick_that_may_have_been_here_before_is_not_made_again() -> Non
     refused = owner.say(ticks[0][1], (setting.id,))
     assert isinstance(refused, Reason)
     assert rebuilt(owner) == rebuilt(world.members[1])
+
+
+@pytest.mark.req("LW-52")
+def test_successions_and_takeovers_are_kept_for_good() -> None:
+    """A horizon that a successor moves, and what is decided after it, rest on them."""
+    world = World(3)
+    owner, second, _ = world.members
+    owner.retain(ms=HOUR)
+    owner.run_job("k")
+    take_over(world, second)
+    assert second.run_job("k") in second.jobs
+    for _ in range(2):
+        world.wait(DAY)
+        second.run_job("k")
+        world.exchange()
+        assert second.move_horizon()
+        world.exchange()
+        for each in world.members:
+            each.follow()
+    for each in world.members:
+        kept = {row.variant for row in each.read(lambda session: session.ops_after(0, 1_000))}
+        assert {number_of(SetSuccession), number_of(TakeOver)} <= kept
+        assert [node for _, node in each.log.permissions().coordinators] == [owner.log.node, second.log.node]
+        rebuilt(each)
+        assert is_sound(each)

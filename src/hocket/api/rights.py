@@ -310,7 +310,7 @@ def succession(service: Service) -> SuccessionShown:
         return _shown_chain(chain, members_of(service, session))
 
 
-@operation("set_succession", "POST", show=_show_succession)
+@operation("set_succession", "PUT /v1/succession", WRITE, show=_show_succession)
 def succeed(service: Service, nodes: list[str], quorum: int | None = None, after_ms: int = AFTER_MS) -> SuccessionShown:
     """Say which nodes may follow the coordinator if it falls silent, in this order; the coordinator is one of them.
     Without nodes none may. The quorum is more than half of them if none is given. Only the owner's nodes may.

@@ -172,7 +172,7 @@ def fence_of(log: Log) -> int:
     return LOCKS.decode(state).fence
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.tuples(
