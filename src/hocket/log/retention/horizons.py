@@ -33,7 +33,7 @@ from hocket.log.archives.reached import archived_heads
 from hocket.log.checkpoints.horizon_notes import cosign_horizon, horizon_checkpoint, horizon_witnesses, members_of
 from hocket.log.citations import keyed
 from hocket.log.permissions import Permissions
-from hocket.log.retention.following import enter_horizon, follow_horizon
+from hocket.log.retention.horizon_projection import enter_horizon, follow_horizon
 from hocket.log.retention.remaining import references
 from hocket.log.retention.settling import Settlement, heads_at, later_ops, settle
 from hocket.log.transaction import GAPS, Transaction
