@@ -36,6 +36,10 @@ class Conflict(HocketError):
 class StaleFence(Conflict):
     """The resource has seen a higher fence, so this writer no longer holds it. Nothing was written."""
 
+    resource: str
+    fence: int
+    newest: int
+
     def __init__(self, resource: str, fence: int, newest: int) -> None:
         super().__init__(
             f"fence {fence} is stale: {resource!a} has seen fence {newest}, so this writer no longer holds it"

@@ -41,6 +41,7 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     schedules.remove: ("nightly",),
     rights.route: ("s.kind", "here"),
     rights.designate: ("here",),
+    rights.succeed: (["here"],),
     rights.decide_late: ("here", True),
     rights.revoke: ("here", None),
     rights.reissue: (SigningKey(bytes(32)),),

@@ -40,13 +40,13 @@ WRITING = {"hashlib", "hocket.log.transaction", "hocket.log.projection", "hocket
 # The most modules of Hocket that a command loads. Eleven are the records and the payloads of families, by which ops are
 # decoded.
 MOST = {
-    "jobs": 101,
-    "show": 101,
-    "status": 122,
-    "submit test.echo": 114,
-    "send editor hello": 124,
-    "inbox": 124,
-    "lock list": 114,
+    "jobs": 102,
+    "show": 102,
+    "status": 123,
+    "submit test.echo": 115,
+    "send editor hello": 125,
+    "inbox": 125,
+    "lock list": 115,
 }
 # What a worker on SQLite, with plain handlers and without peers, has no work for: OpenSSL's signatures, secrets,
 # schedules, jobs in git, other databases, servers of buses, webhooks.

@@ -66,6 +66,7 @@ def new(homes: Path, tmp_path: Path) -> Iterator[Program]:
 def snapshot(old: Program, tmp_path: Path) -> Path:
     old("retain", "1d", "--no-archive", code=0)
     old("log", "prune", code=0)
+    old("submit", "acme.later", code=0)
     written = old("log", "snapshot", tmp_path / "snapshot", code=0)
     assert "settled until" in written.out
     return tmp_path / "snapshot"
@@ -88,6 +89,7 @@ def test_another_machine_begins_from_a_snapshot(old: Program, new: Program, snap
     assert new("log", "verify", snapshot, "--json", code=0).json["authors"] == 1
     loaded = new("log", "import", snapshot, "--json", code=0).json
     assert loaded["added"] > 10 and loaded["deleted"] == 0
+    assert loaded["later"] > 0 and loaded["rejected"] == 0
     assert roster(new) == roster(old)
     new("log", "verify", code=0)
     assert "settled up to that horizon already" in new("log", "import", snapshot, code=3).err

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.api import Service
+from hocket.api.retention import keeping, pruning
 from hocket.families.jobs.requests import Draft
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT
@@ -16,6 +18,8 @@ from hocket.node.runtime import Runtime
 from tests.cli.conftest import Program, home_in_postgres, until
 from tests.cli.fork_server import start_command
 from tests.postgres_server import server
+
+HOUR = 3_600_000
 
 
 @pytest.fixture
@@ -87,6 +91,31 @@ def test_a_process_reads_what_it_wrote_however_young_the_replica_is(
         monkeypatch.setattr(copies, "FOLLOW_MS", 0)
         with runtime.view() as session:
             assert session.job(parse_ulid(other)) is not None
+
+
+@pytest.mark.req("VX-14")
+def test_a_replica_follows_a_log_that_is_pruned(
+    hocket: Program, here: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "\n".join(json.dumps({"kind": "test.echo", "payload": {"n": n}}) for n in range(20))
+    hocket("submit", "--batch", "-", input=lines, code=0)
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    open_one = hocket.submit("test.other")
+    assert len(hocket("jobs", "--limit", 50, "--json", environment=here, code=0).json) == 21
+    with Runtime.open(hocket.home) as runtime:
+        log = runtime.log
+        physical, wall = log.physical, log.wall
+        log.physical = lambda: physical() + 5 * HOUR
+        log.wall = lambda floor: max(wall(floor), physical() + 5 * HOUR)
+        keeping.retain(Service(runtime), keep_ms=HOUR, without_archive=True)
+        assert pruning.prune(Service(runtime)).horizon.deleted
+    monkeypatch.setattr(copies, "FOLLOW_MS", 0)
+    for environment in (here, here | {"HOCKET_REPLICA": f"{here['HOCKET_REPLICA']}.new"}):
+        until(lambda e=environment: len(hocket("jobs", "--json", environment=e, code=0).json) == 1, "the horizon")  # type: ignore[misc]
+        assert hocket.show(open_one) == hocket("show", open_one, "--json", environment=environment, code=0).json
+        there = hocket("status", "--json", code=0).json
+        local = hocket("status", "--json", environment=environment, code=0).json
+        assert (local["chain_head"], local["ops"]) == (there["chain_head"], there["ops"])
 
 
 @pytest.mark.req("VX-14")

@@ -19,7 +19,7 @@ RIGHTS = (
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hocket TO {role}",
 )
 # Those that version 1 has.
-LATER_TABLES = ("checkpoints", "heads", "bases", "gaps", "pruning", "witnessed")
+LATER_TABLES = ("checkpoints", "heads", "bases", "gaps", "pruning", "witnessed", "successions")
 MAC_TABLES = {table: each for table, each in MAC_TABLES_NOW.items() if table not in LATER_TABLES}
 OF_NODE = [table for table, each in MAC_TABLES.items() if each.owner == "of_node"]
 

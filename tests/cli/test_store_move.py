@@ -15,6 +15,8 @@ import psycopg
 import pytest
 
 from hocket import store as stores
+from hocket.api import Service
+from hocket.api.retention import keeping, pruning
 from hocket.errors import StoreMoved
 from hocket.log import copies
 from hocket.node import home_store
@@ -24,6 +26,8 @@ from hocket.node.store_move import move
 from hocket.store import Store, local
 from tests.cli.conftest import PROGRAM, Program, until
 from tests.postgres_server import server
+
+HOUR = 3_600_000
 
 
 @pytest.fixture
@@ -80,6 +84,30 @@ def test_a_log_moves_there_and_back_with_all_that_is_on_no_log(used: Program, ad
     assert f"was moved to {database}" in used("submit", "test.echo", environment=there, code=3).sentence
     assert not used("status", "--json", environment=there, code=0).json["rebuilding"]
     used.submit("test.echo")
+
+
+@pytest.mark.req("VX-18")
+def test_a_pruned_log_moves_there_and_back_and_forgets_nothing_more(
+    used: Program, address: str, tmp_path: Path
+) -> None:
+    database = used.home / "log.db"
+    with Runtime.open(used.home) as runtime:
+        log = runtime.log
+        physical, wall = log.physical, log.wall
+        log.physical = lambda: physical() + 5 * HOUR
+        log.wall = lambda floor: max(wall(floor), physical() + 5 * HOUR)
+        keeping.retain(Service(runtime), match="test.", keep_ms=HOUR, without_archive=True)
+        assert pruning.prune(Service(runtime)).horizon.deleted
+    before = state(used)
+    assert len(before["jobs"]) == 1 and "log snapshot DIR" in used("log", "export", tmp_path / "ops", code=3).sentence
+    for old, new in ((database, address), (address, database)):
+        used("store", "move", old, new, code=0)
+        if new == address:
+            database.rename(tmp_path / "older.db")
+        assert state(used) == before
+        assert "nothing changed" in used("log", "rebuild", code=0).out
+        used("log", "verify", code=0)
+        assert "is deleted" in used("log", "prune", code=0).out
 
 
 @pytest.mark.req("VX-18")
@@ -278,10 +306,10 @@ def test_every_table_is_copied_derived_or_left_on_purpose(used: Program, address
     derived = {
         *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts", "evictions"),
         *("delegations", "revocations", "coordinators", "forks", "written", "messages", "deliveries", "group_cursors"),
-        "arguments",
+        *("arguments", "successions"),
     }
     known = {"head", "ops", "hocket_version"} | derived | local.KEPT.keys()
-    known |= {*local.LEFT, *local.CARRIED}
+    known |= {*local.LEFT, *local.CARRIED, *local.SETTLED}
     assert not derived & local.KEPT.keys() and not set(local.LEFT) & local.KEPT.keys()
     with closing(sqlite3.connect(used.home / "log.db")) as connection:
         found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}

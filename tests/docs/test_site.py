@@ -15,7 +15,7 @@ import yaml
 
 import hocket
 from hocket.server.routes import ROUTES
-from tests.docs import reader, site
+from tests.docs import picture, reader, site
 from tests.docs.reader import ROOT
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in site.MOVED if name.endswith(".md"))]
@@ -53,6 +53,34 @@ def test_every_page_begins_with_what_it_is_for(pages: dict[str, str]) -> None:
     listed = [where for _, where in site.navigation(site.project()["nav"])]
     assert [where for where in listed if not pages[where].startswith("# ")] == []
     assert [where for where in listed if len(site.summary(pages[where])) < 20] == []
+
+
+READERS = r"those|people|programs|authors|readers|agents|owners|fleets|every (program|handler)"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_a_page_says_in_its_first_paragraph_whom_it_is_for(page: Path) -> None:
+    first = page.read_text(encoding="utf-8").split("\n\n")[1]
+    assert re.search(rf"\bfor ({READERS})\b", " ".join(first.split()), re.IGNORECASE), first
+
+
+def test_the_readme_fits_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
+def test_the_pictures_of_the_tour_show_what_it_printed_and_need_nothing_from_elsewhere() -> None:
+    printed = (
+        "home /tmp",
+        "315 jobs are submitted",
+        "log verified: " + "a" * 64,
+        "gpu is killed",
+        "53 runs for 52 jobs",
+    )
+    for name, lines in picture.pictures("\n".join([*printed, "Now two agents", "log of desk"])).items():
+        assert not any("/tmp" in line or "aaaaaaaaa" in line for line in lines)
+        for svg in (picture.draw(lines), (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")):
+            assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", svg) == []
+            assert lines[0].split()[-1] in svg
 
 
 def test_programs_find_every_page(pages: dict[str, str]) -> None:

@@ -23,6 +23,7 @@ TELEMETRY = v.Telemetry(1)
 USER = "did:user"
 FOREIGN = "did:foreign"
 NODES = range(1, 6)
+_OWNERS_ALONE = (v.DesignateCoordinator, v.RouteKind, v.SetSuccession, SetRetention)
 RESOURCES = [
     *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
     "Registration",
@@ -205,9 +206,9 @@ class Naive:
             fault = self.fault(d)
             if not inside or fault not in (None, "REVOKED", "UNRESOLVED"):
                 continue
-            if isinstance(payload, v.AcceptWork | v.AcceptOffer | MoveHorizon):
+            if isinstance(payload, v.AcceptWork | v.AcceptOffer | MoveHorizon | v.TakeOver):
                 allowed = True
-            elif isinstance(payload, v.DesignateCoordinator | v.RouteKind | SetRetention):
+            elif isinstance(payload, _OWNERS_ALONE):
                 allowed = self.owner(d)
             elif fault == "UNRESOLVED":  # there is no chain to walk
                 needed = written_as(payload)
@@ -219,9 +220,7 @@ class Naive:
         for fault in (None, "REVOKED", "UNRESOLVED"):
             if fault in found:
                 return fault
-        return (
-            "OWNER_ONLY" if isinstance(payload, v.DesignateCoordinator | v.RouteKind | SetRetention) else "UNAUTHORISED"
-        )
+        return "OWNER_ONLY" if isinstance(payload, _OWNERS_ALONE) else "UNAUTHORISED"
 
     def relied_on_ended(self, node: int, payload: Any, wall_ms: int, kind: str | None, before_ms: int) -> bool:
         """Whether, for that kind or for any, only delegations that had ended by then allow the op."""
@@ -245,9 +244,9 @@ class Naive:
             if not inside or fault not in (None, "UNRESOLVED"):
                 continue
             end = float("inf") if d.expires is None else d.expires * 1000
-            if isinstance(payload, v.AcceptWork | v.AcceptOffer | MoveHorizon):
+            if isinstance(payload, v.AcceptWork | v.AcceptOffer | MoveHorizon | v.TakeOver):
                 yield end, fault is None
-            elif isinstance(payload, v.DesignateCoordinator | v.RouteKind | SetRetention):
+            elif isinstance(payload, _OWNERS_ALONE):
                 if self.owner(d):
                     yield end, fault is None
             elif fault is None:
@@ -312,7 +311,10 @@ WRITTEN = {
     "Artifact": {"Write": ["CreateArtifact", "EvictArtifact"]},
     "Action": {"Write": ["CreateSuggestedAction", "UpdateActionStatus"]},
     "UserAssertion": {"Write": ["UserAssert"]},
-    "Mesh": {"Write": ["DesignateCoordinator", "RouteKind", "SetAvailability", "SetRetention"]},
+    "Mesh": {
+        "Write": ["DesignateCoordinator", "RouteKind", "SetAvailability", "SetRetention", "SetSuccession"],
+        "": ["TakeOver"],
+    },
     "Lock": {"Acquire": ["AcquireLocks", "RenewLocks", "ReleaseLocks", "LeaveQueue"], "Break": ["BreakLock"]},
     "Inbox": {
         "Write": ["SendMessage"],
@@ -510,6 +512,8 @@ def payloads(word: str) -> list[v.Payload]:
         v.ApproveJob(ID, "", ""),
         v.RefuseJob(ID, "", ""),
         v.EraseContent(ID, word, ""),
+        v.SetSuccession(ID),
+        v.TakeOver(1, ID, ID, ()),
         v.ReportProgress(ID, 1, b""),
         v.SaveCheckpoint(ID, 1, b""),
         v.SetSchedule("", "", "", word, b"", b""),

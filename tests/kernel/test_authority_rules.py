@@ -359,7 +359,7 @@ def test_what_cannot_be_judged_is_not_admitted() -> None:
         for name_, op in by_name.items():
             if isinstance(op, v.DelegateUcan | v.RevokeUcan | v.DesignateCoordinator | v.RouteKind | v.AcceptWork):
                 continue
-            if isinstance(op, SetRetention):
+            if isinstance(op, SetRetention | v.SetSuccession):
                 continue
             if isinstance(op, DefineKind | BreakLock | SetAvailability | v.ApproveJob | v.RefuseJob | v.EraseContent):
                 continue  # rights of their own

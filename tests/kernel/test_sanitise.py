@@ -203,7 +203,7 @@ IDS = {
     for codec in v.VARIANTS.values()
     for field in msgspec.structs.fields(codec.cls)
     if field.name.endswith(("_id", "_job", "_cid", "_hash", "_episode"))
-} | {"subject", "survivor", "original", "offer"}
+} | {"subject", "survivor", "original", "offer", "follows", "succession"}
 
 
 @pytest.mark.parametrize("cls", [each.cls for each in v.VARIANTS.values() if each.cls not in (v.Sanitised, v.Bundle)])

@@ -20,11 +20,12 @@ OVER_EACH = (
     "test_pruning",
     "test_pruning_plants",
     "test_snapshot_states",
+    "test_successions",
 )
 # Those that need a process for each step run over one server alone.
 OVER_POSTGRES = ("test_kills",)
 # The modules about a log that only one node writes.
-OF_ONE_NODE = ("test_sealing", "test_snapshots", "test_snapshot_bytes")
+OF_ONE_NODE = ("test_sealing", "test_snapshot_bytes")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -17,6 +17,7 @@ from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, decode
+from hocket.kernel.succession.chain import vote_text
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     CancelJob,
@@ -29,8 +30,11 @@ from hocket.kernel.vocabulary import (
     FailWork,
     RetryJob,
     ScheduleJob,
+    SetSuccession,
     Subject,
+    TakeOver,
     Telemetry,
+    number_of,
 )
 from hocket.log import Log
 from hocket.log.rebuild import family_digests
@@ -275,3 +279,21 @@ class Member:
     def read(self, what: Callable[[Any], Any]) -> Any:
         with self.log.store.read() as session:
             return what(session)
+
+
+def take_over(world: World, successor: Member) -> None:
+    """All members may follow the owner's node, and this one does, with the votes of a quorum."""
+    owner = world.owner
+    with owner.log.store.read() as session:
+        (root,) = session.ops_of_variants((number_of(DesignateCoordinator),))
+    nodes = tuple(each.log.node for each in world.members)
+    quorum = len(nodes) // 2 + 1
+    succession = owner.say(SetSuccession(root.id, nodes, quorum, 30_000))
+    assert isinstance(succession, Op)
+    world.exchange()
+    text = vote_text(succession.id, root.id, 1, successor.log.node)
+    votes = tuple((each.log.node, key_of(each.number).sign(text)) for each in world.members[-quorum:])
+    payload = TakeOver(1, succession.id, root.id, votes)
+    assert isinstance(successor.log.run(lambda tx: tx.author(payload, about=owner.log.node)), Op)
+    world.exchange()
+    assert {each.log.permissions().coordinators[-1][1] for each in world.members} == {successor.log.node}

@@ -2,8 +2,9 @@
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -322,6 +323,15 @@ def test_any_damage_of_the_files_header_is_told_in_a_sentence(tmp_path: Path) ->
         with suppress(StoreError):
             verify(store, user=USER_DID)
         store.close()
+
+
+def test_a_text_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    fill(new_log(open_store(path, create=True))).store.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE ops SET family = CAST(x'bb' AS TEXT)")
+    with closing(open_store(path)) as store, pytest.raises(StoreError, match="is damaged"):
+        verify(store, user=USER_DID)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -29,21 +29,23 @@ from hocket.kernel.vocabulary import (
     EvictArtifact,
     ScheduleJob,
     SetSchedule,
+    SetSuccession,
     Subject,
+    TakeOver,
     Telemetry,
+    number_of,
 )
 from hocket.log.archives.reached import ArchivedHead, note_archive
 from hocket.log.audit import verify
 from hocket.log.checkpoints.horizon_notes import horizon_note
 from hocket.log.citations import keyed
-from hocket.log.copies import StoreCopy, export_ops
+from hocket.log.copies import export_ops
 from hocket.log.rebuild import rebuild
 from hocket.log.retention.proof import remaining_leaves
 from hocket.node.runtime import Runtime
 from hocket.store.horizon_rows import GapRow, HorizonRow
 from tests.log.processes import go, start
-from tests.log.pruning_world import DAY, HOUR, Member, World
-from tests.log.roster.world import new_log
+from tests.log.pruning_world import DAY, HOUR, Member, World, take_over
 from tests.stores import STORES, StoreKind, raw
 
 pytestmark = pytest.mark.touches("LW-33")
@@ -644,12 +646,10 @@ def leaves_here(session: Any) -> list[Leaf]:
     return list(remaining_leaves(session))
 
 
-def test_no_copy_is_made_of_a_pruned_log(tmp_path: Path) -> None:
+def test_no_file_of_ops_is_made_of_a_pruned_log(tmp_path: Path) -> None:
     owner = pruned().owner
-    with pytest.raises(Conflict, match="pruned"), (tmp_path / "ops").open("wb") as file:
+    with pytest.raises(Conflict, match="log snapshot DIR"), (tmp_path / "ops").open("wb") as file:
         export_ops(owner.log, file)
-    with pytest.raises(Conflict, match="pruned"):
-        StoreCopy(owner.log.store, new_log(), "the copy").step()
 
 
 @pytest.mark.req("LW-52")
@@ -764,3 +764,28 @@ def test_a_missed_tick_that_may_have_been_here_before_is_not_made_again() -> Non
     refused = owner.say(ticks[0][1], (setting.id,))
     assert isinstance(refused, Reason)
     assert rebuilt(owner) == rebuilt(world.members[1])
+
+
+@pytest.mark.req("LW-52")
+def test_successions_and_takeovers_are_kept_for_good() -> None:
+    """A horizon that a successor moves, and what is decided after it, rest on them."""
+    world = World(3)
+    owner, second, _ = world.members
+    owner.retain(ms=HOUR)
+    owner.run_job("k")
+    take_over(world, second)
+    assert second.run_job("k") in second.jobs
+    for _ in range(2):
+        world.wait(DAY)
+        second.run_job("k")
+        world.exchange()
+        assert second.move_horizon()
+        world.exchange()
+        for each in world.members:
+            each.follow()
+    for each in world.members:
+        kept = {row.variant for row in each.read(lambda session: session.ops_after(0, 1_000))}
+        assert {number_of(SetSuccession), number_of(TakeOver)} <= kept
+        assert [node for _, node in each.log.permissions().coordinators] == [owner.log.node, second.log.node]
+        rebuilt(each)
+        assert is_sound(each)

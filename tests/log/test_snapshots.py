@@ -24,7 +24,7 @@ from hocket.log.snapshots.folder import SnapshotFolder
 from hocket.log.snapshots.loading import load_snapshot
 from hocket.log.snapshots.own_late import note_old_given, write_late_again
 from hocket.log.snapshots.writing import write_snapshot
-from tests.log.pruning_world import DAY, HOUR, Member, World
+from tests.log.pruning_world import DAY, HOUR, Member, World, take_over
 
 
 def busy(world: World, rounds: int = 3) -> None:
@@ -115,6 +115,27 @@ def test_a_new_node_has_what_the_others_have(world: World, folder: SnapshotFolde
     assert new.digests() == world.owner.digests()
     with pytest.raises(Conflict, match="settled up to that horizon"):
         load_snapshot(new.log, folder)
+
+
+def test_a_snapshot_brings_the_takeover_on_which_its_horizon_rests(tmp_path: Path) -> None:
+    world = World(3)
+    owner, second, _ = world.members
+    owner.retain(ms=HOUR)
+    take_over(world, second)
+    second.run_job("acme.render")
+    world.wait(DAY)
+    second.run_job("acme.render")
+    world.exchange()
+    assert second.move_horizon()
+    for each in world.members:
+        each.pull(second)
+        each.follow()
+    folder = snapshot(second, tmp_path / "snapshot")
+    new = newcomer(world)
+    assert load_snapshot(new.log, folder).added > 0
+    world.exchange()
+    assert new.digests() == owner.digests() and new.shown() == owner.shown()
+    assert new.log.permissions().coordinators == second.log.permissions().coordinators
 
 
 def test_the_next_horizon_has_the_same_root_on_a_node_that_took_a_snapshot(

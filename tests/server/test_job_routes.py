@@ -110,6 +110,11 @@ def test_routes_and_the_coordinator(served: Served, owner: Client):
     assert owner("PUT", "/v1/routes/routed.kind", {}).json["node"] is None
     assert reader("GET", "/v1/routes").json["items"] == []
     assert reader("GET", "/v1/coordinator").json["name"] == "box"
+    shown = reader("GET", "/v1/succession").json
+    assert shown["coordinator"]["name"] == "box" and (shown["term"], shown["nodes"]) == (0, [])
+    refused = owner("PUT", "/v1/succession", {"nodes": ["here"], "quorum": 1})
+    assert refused.status == 400 and "always met" in refused.json["detail"]
+    assert reader("PUT", "/v1/succession", {"nodes": []}).status == 403
 
 
 def test_schedules_are_listed_and_removed_by_who_may_read_and_schedule_their_kinds(

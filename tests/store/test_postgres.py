@@ -169,7 +169,8 @@ def test_a_store_of_version_6_gets_what_it_lacks(has_index: bool) -> None:
     lost = [] if has_index else ["DROP INDEX hocket.jobs_done"]
     administer(
         *lost,
-        "DROP TABLE hocket.arguments, hocket.checkpoints, hocket.heads, hocket.bases, hocket.gaps, hocket.pruning",
+        "DROP TABLE hocket.arguments, hocket.checkpoints, hocket.heads, hocket.bases, hocket.gaps, hocket.pruning,"
+        " hocket.witnessed, hocket.successions",
         "UPDATE hocket.hocket_version SET version = 6",
         address=address,
     )

@@ -472,7 +472,7 @@ PUBLISHED = {
     "schema_15.sql": "0a51fab6bc9aca96",
     "schema_16.sql": "c040ec5ed8dd903e",
     "schema_17.sql": "1361098dc7edd8c2",
-    "schema_18.sql": "b6617a9745534102",
+    "schema_18.sql": "022ea6640e1759e2",
 }
 
 

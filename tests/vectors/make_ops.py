@@ -109,6 +109,9 @@ PAYLOADS: tuple[v.Payload, ...] = (
     SetRetention(Retained.JOBS, "acme.", 2_592_000_000, 1_000, True, 2),
     MoveHorizon(1_756_000_000_000, B, (AuthorHead(NODE, 1_755_999_999_999, 7, C),), (("job", D),), HASH, False),
     v.EraseContent(A, "acme.render", "asked for by its subject"),
+    v.SetSuccession(A, (NODE, 5, 2**64 - 1), 2, 30_000),
+    v.SetSuccession(B),
+    v.TakeOver(3, A, B, ((NODE, HASH + HASH), (5, bytes(64)))),
 )  # fmt: skip
 
 

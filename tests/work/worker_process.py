@@ -11,7 +11,7 @@ from pathlib import Path
 
 import hocket
 from hocket.families import liveness
-from hocket.work import handler_processes, held_jobs, runner, worker
+from hocket.work import batch, handler_processes, held_jobs, runner, worker
 from hocket.work import handler_threads as handler_watch
 from hocket.work.handlers import Handlers, load
 
@@ -28,7 +28,7 @@ def main() -> None:
     for name, value in options.pop("constants", {}).items():
         modules = [
             each
-            for each in (worker, held_jobs, handler_watch, liveness, handler_processes, runner)
+            for each in (worker, batch, held_jobs, handler_watch, liveness, handler_processes, runner)
             if hasattr(each, name)
         ]
         assert modules

@@ -169,6 +169,8 @@ class _Methods:
     route = Method(rights.route)
     coordinator = Method(rights.coordinator)
     designate = Method(rights.designate)
+    succession = Method(rights.succession)
+    set_succession = Method(rights.succeed)
     nodes = Method(nodes.listing)
     live_nodes = Method(_live_nodes)
     job = Method(jobs.show)

@@ -4,6 +4,7 @@ rules that judge them; and the passes of derivations over them.
 
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -17,7 +18,7 @@ from hocket.api.jobs import find as job_named
 from hocket.api.operation import InShell, TokenNeed, operation
 from hocket.api.views import Line, View, moment
 from hocket.bus.hints import LOG, about
-from hocket.errors import HocketError, Usage
+from hocket.errors import Conflict, HocketError, Usage
 from hocket.events import ignore
 from hocket.families.jobs import view
 from hocket.kernel.ids import EXACT_MAX, node_text, ulid_text
@@ -27,7 +28,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.texts import duration_ms
 from hocket.kernel.vocabulary import JOB, Subject
 from hocket.log import Admission, Log
-from hocket.log.archives.archive import archived_ops, target_at
+from hocket.log.archives.archive import Archive, archived_ops, target_at
 from hocket.log.archives.checking import ArchiveAudit
 from hocket.log.archives.checking import verify_archive as check_archive
 from hocket.log.archives.day_file import start_of
@@ -37,6 +38,7 @@ from hocket.log.audit import Audit
 from hocket.log.copies import export_ops, import_ops
 from hocket.log.lost_past import rewind
 from hocket.log.rebuild import Rebuilt
+from hocket.log.snapshots.loading import load_snapshot
 from hocket.mesh.incoming import recover
 from hocket.node.log_events import EventFilter, EventNeed, LogEvent
 from hocket.node.runtime import Progress
@@ -157,7 +159,7 @@ def export(service: Service, out: BinaryIO, progress: Progress) -> int:
 
 def is_archive(text: str) -> bool:
     """Whether this is the address of an archive, and no file."""
-    return text.startswith(GIT) or Path(text).is_dir()
+    return text.startswith((GIT, "s3://")) or Path(text).is_dir()
 
 
 def take_in(service: Service, source: BinaryIO | str) -> Admission:
@@ -166,6 +168,8 @@ def take_in(service: Service, source: BinaryIO | str) -> Admission:
     """
     service.check_writer()
     log = service.runtime.log
+    if isinstance(source, str):
+        _begin_with(log, source)
     admitted = _taken_in(log, source)
     if admitted.branch is not None:
         rewind(log, admitted.branch)
@@ -178,14 +182,23 @@ def take_in(service: Service, source: BinaryIO | str) -> Admission:
     return admitted
 
 
+def _begin_with(log: Log, address: str) -> None:
+    """Takes the snapshot with which an archive begins, if it has one that this log needs."""
+    archive = Archive(target_at(address))
+    if archive.has_snapshot():
+        with archive.snapshot() as folder, suppress(Conflict):
+            assert folder is not None
+            load_snapshot(log, folder)
+
+
 def _taken_in(log: Log, source: BinaryIO | str) -> Admission:
     return log.admit(archived_ops(source)) if isinstance(source, str) else import_ops(log, source)
 
 
 def archive_log(service: Service, to: str | Path, *, before: str, dry_run: bool = False) -> list[Archived]:
     """Writes the days that had ended before a time into an archive, and gives the files that it wrote. The time is a
-    duration ago, like 90d, or the first day that stays out, like 2026-01-31. The archive is a folder, or git+DIR for a
-    git repository.
+    duration ago, like 90d, or the first day that stays out, like 2026-01-31. The archive is a folder, git+DIR for a
+    git repository, or s3://BUCKET/PREFIX.
     """
     return list(archive(service, to, before, dry_run=dry_run))
 

@@ -4,7 +4,7 @@ delegations, and the late ops that wait for a decision.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
@@ -17,13 +17,18 @@ from hocket.families.jobs.rules import KIND_LENGTH_MAX
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.texts import counted
+from hocket.kernel.texts import counted, span
 from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, words
-from hocket.mesh.membership import Revocation
+from hocket.mesh.membership import Member, Revocation
 from hocket.mesh.names import why_not
 from hocket.node.home import Ask
 from hocket.store import Session
+
+if TYPE_CHECKING:
+    from hocket.kernel.succession.chain import Chain
+
+AFTER_MS = 30_000
 
 
 class DelegationShown(ServiceAnswer, frozen=True):
@@ -72,6 +77,20 @@ class CoordinatorSet(ServiceAnswer, frozen=True):
     previous: str | None
     previous_hears: bool
     reads_every_kind: bool
+
+
+class SuccessionShown(ServiceAnswer, frozen=True):
+    """`coordinator` is the node that decides now, in its `term`: 0 for one that the owner has designated. `nodes` may
+    follow it, in this order, after a silence of `after_ms`, with the votes of `quorum` of them; none if no succession
+    is in force. Of `double_voters` each has voted for two nodes in one term, which none does whose store is whole.
+    """
+
+    coordinator: NodeName | None
+    term: int
+    nodes: list[NodeName]
+    quorum: int
+    after_ms: int
+    double_voters: list[NodeName]
 
 
 class LateOps(ServiceAnswer, frozen=True):
@@ -245,6 +264,67 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     done = membership.designate(service.runtime.log, member.node)
     previous = None if done.previous is None else node_text(done.previous)
     return CoordinatorSet(member.id, member.name, previous, done.hears, reads_every_kind)
+
+
+def _shown_chain(chain: "Chain", roll: Iterable[Member]) -> SuccessionShown:
+    called = {each.node: NodeName(each.id, each.name) for each in roll}
+
+    def named(nodes: Iterable[int]) -> list[NodeName]:
+        return [called.get(node) or NodeName(node_text(node), None) for node in nodes]
+
+    head, now = chain.head, chain.succession
+    return SuccessionShown(
+        None if head is None else named([head.node])[0],
+        0 if head is None else head.term,
+        [] if now is None else named(now.nodes),
+        0 if now is None else now.quorum,
+        0 if now is None else now.after_ms,
+        named(sorted(chain.double_voters)),
+    )
+
+
+def _show_succession(shown: SuccessionShown) -> Iterator[View]:
+    for each in shown.double_voters:
+        yield Line(
+            f"{each.called} has voted for two nodes in one term; revoke it, and invite its machine again", "warn"
+        )
+    leader = shown.coordinator
+    if leader is None:
+        yield Line("there is no coordinator")
+    elif not shown.nodes:
+        yield Line(f"no node may follow the coordinator {leader.called}")
+    else:
+        others = [each.called for each in shown.nodes if each != leader]
+        yield Line(f"{leader.called} is the coordinator, in term {shown.term}")
+        yield Line(
+            f"after {span(shown.after_ms)} of silence {' or '.join(others)} follows it, if {shown.quorum} of the"
+            f" {len(shown.nodes)} nodes vote for that"
+        )
+
+
+@operation("show_succession", "GET /v1/succession", READ, show=_show_succession)
+def succession(service: Service) -> SuccessionShown:
+    """Show which nodes may follow the coordinator if it falls silent. `nodes` is empty if none may."""
+    with service.read() as session:
+        chain = service.runtime.log.permissions(session).chain
+        return _shown_chain(chain, members_of(service, session))
+
+
+@operation("set_succession", "PUT /v1/succession", WRITE, show=_show_succession)
+def succeed(service: Service, nodes: list[str], quorum: int | None = None, after_ms: int = AFTER_MS) -> SuccessionShown:
+    """Say which nodes may follow the coordinator if it falls silent, in this order; the coordinator is one of them.
+    Without nodes none may. The quorum is more than half of them if none is given. Only the owner's nodes may.
+    """
+    service.check_writer()
+    with service.read() as session:
+        roll = members_of(service, session)
+    named = [membership.find(roll, each) for each in nodes]
+    if not named:
+        chain = membership.set_succession(service.runtime.log, (), 0, 0)
+    else:
+        majority = len(named) // 2 + 1
+        chain = membership.set_succession(service.runtime.log, named, majority if quorum is None else quorum, after_ms)
+    return _shown_chain(chain, roll)
 
 
 _show_late = table(

@@ -55,6 +55,7 @@ COMMANDS = {
     "revoke": ("node_commands:revoke", "Revoke all rights of a node."),
     "route": ("node_commands:route", "Send all jobs of a kind to one node."),
     "coordinator": ("node_commands:coordinator", "Show the node that decides claims, or designate another."),
+    "succession": ("node_commands:succession", "Say which nodes may follow the coordinator, or show it."),
     "rules": ("rule_commands:app", "Show or change the mesh rules, which every node must share."),
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
     "worker": ("api.workers.claiming:commands", "Drain workers in other languages, which claim jobs over HTTP."),
@@ -88,7 +89,7 @@ NOUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "mesh": (
         "Several machines: invite and join, serve and sync, nodes, agents, routes, rules.",
-        ("invite", "join", "serve", "sync", "peers", "nodes", "agents", "route", "coordinator", "rules"),
+        ("invite", "join", "serve", "sync", "peers", "nodes", "agents", "route", "coordinator", "succession", "rules"),
     ),
     "node": (
         "This node and its rights: doctor, whoami, may, drain and quarantine, revoke.",

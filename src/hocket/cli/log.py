@@ -24,6 +24,7 @@ from hocket.cli.printing import console, emit, notice, on_terminal, progress, sa
 from hocket.cli.settings import open_runtime, open_service, settings
 from hocket.errors import Failed, NotAuthorised, StoreError, Usage
 from hocket.kernel.texts import clean, counted
+from hocket.log.archives.archive import SNAPSHOT
 from hocket.log.snapshots.folder import SnapshotFolder
 
 if TYPE_CHECKING:
@@ -193,18 +194,20 @@ def _import_snapshot(path: str) -> None:
     with open_service() as service:
         done = snapshots.load_snapshot(service, path)
     emit(done)
-    say(f"{counted(done.added, 'op')} came in, {counted(done.deleted, 'settled op')} went")
+    say(f"{counted(done.added + done.later, 'op')} came in, {counted(done.deleted, 'settled op')} went")
     if done.rewritten:
         say(f"{counted(done.rewritten, 'op')} of this node were late and were written again")
     if done.dropped:
         say(f"{counted(done.dropped, 'op')} of this node would not count any more and were left out", "warn")
+    if done.rejected:
+        raise Failed(f"{counted(done.rejected, 'op')} after the horizon were rejected; exchange with another node")
 
 
 @app.command()
 def snapshot(
     to: Annotated[Path, Argument("DIR", "A new folder.")],
 ) -> None:
-    """Write what remains up to the horizon into a folder: a node that cannot reach another one begins from it.
+    """Write what remains of a pruned log into a folder: a node that cannot reach another one begins from it.
 
     Anyone can verify it: the horizon is signed, and as many nodes have cosigned it as the owner's rules ask for.
 
@@ -254,7 +257,9 @@ def late(
 
 @app.command()
 def archive(
-    to: Annotated[str, Option("--to", "DIR|ADDRESS", "The folder of the archive; git+DIR commits the files.")],
+    to: Annotated[
+        str, Option("--to", "DIR|ADDRESS", "A folder; git+DIR, which commits the files; or s3://BUCKET/PREFIX.")
+    ],
     before: Annotated[str, Option("--before", "AGE|DAY", "Days that ended so long ago, like 90d, or before that day.")],
     dry_run: Annotated[bool, Option("--dry-run", help="Say what it would write, and write nothing.")] = False,
 ) -> None:
@@ -267,6 +272,7 @@ def archive(
     \b
       hocket log archive --before 90d --to /backup/hocket
       hocket log archive --before 90d --to git+/backup/repository
+      hocket log archive --before 90d --to s3://backup/hocket
       hocket log archive --before 2026-01-01 --to archive --dry-run
       hocket log verify /backup/hocket
     """
@@ -274,6 +280,8 @@ def archive(
     with open_service() as service, progress("archiving") as bar:
         for file in ops.archive(service, to, before, dry_run=dry_run, progress=bar):
             written.append(file)
+    if written and written[0].file == SNAPSHOT:
+        say("the log is pruned: this archive begins at its horizon, and ops from before are in none", "warn")
     size = sum(each.bytes for each in written)
     emit({"files": [each._asdict() for each in written], "ops": sum(each.ops for each in written), "bytes": size})
     if not written:
@@ -369,6 +377,8 @@ def _verify_archive(address: str) -> None:
         )
     days = audit.first_day if audit.first_day == audit.last_day else f"{audit.first_day} to {audit.last_day}"
     say(f"{counted(audit.ops, 'op')} in {counted(audit.files, 'file')} verified, {days}, of the mesh of {audit.mesh}")
+    if audit.begins_ms is not None:
+        say(f"it begins at the horizon of {moment(audit.begins_ms)}: ops from before are not in it")
 
 
 def _head(text: str) -> tuple[int, bytes]:

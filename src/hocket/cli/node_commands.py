@@ -194,8 +194,8 @@ def coordinator(
     node: MaybeNode = None,
     show: Annotated[bool, Option("--show", help="Show the current coordinator.")] = False,
 ) -> None:
-    """Designate the coordinator: from now on it decides which claims hold. Only the owner may. There is no automatic
-    failover when a coordinator falls silent.
+    """Designate the coordinator: from now on it decides which claims hold. Only the owner may. `hocket mesh succession`
+    says which nodes may follow it by themselves if it falls silent.
 
     \b
       hocket mesh coordinator --show
@@ -207,6 +207,43 @@ def coordinator(
         perform(rights.coordinator)
     else:
         perform(rights.designate, node)
+
+
+def succession(
+    nodes: Annotated[
+        list[str] | None, Argument("[NODE]...", "The coordinator and those that may follow it, in this order.")
+    ] = None,
+    quorum: Annotated[
+        int | None, Option("--quorum", "N", "How many of them must agree; more than half, and that is the default.")
+    ] = None,
+    after: Annotated[str | None, Option("--after", "DURATION", "After how long a silence, like 30s.")] = None,
+    none: Annotated[bool, Option("--none", help="From now on no node may follow the coordinator by itself.")] = False,
+) -> None:
+    """Say which nodes may follow the coordinator if it falls silent; without nodes, show it. Only the owner may say it.
+
+    Until then a mesh whose coordinator is away waits for it. With a succession the coordinator tells nobody what it has
+    decided before a quorum of the named nodes keeps it, so it decides nothing while it reaches too few of them.
+
+    \b
+      hocket mesh succession laptop gpu-box rack-1 --quorum 2 --after 30s
+      hocket mesh succession
+      hocket mesh succession --none
+    """
+    if none or nodes:
+        if none and (nodes or quorum is not None or after is not None):
+            raise Usage("--none ends the succession, so it takes no nodes, no --quorum and no --after")
+        perform(rights.succeed, nodes or [], quorum, rights.AFTER_MS if after is None else _after_ms(after))
+    elif quorum is not None or after is not None:
+        raise Usage("name the nodes too, like `hocket mesh succession laptop gpu-box rack-1 --quorum 2`")
+    else:
+        perform(rights.succession)
+
+
+def _after_ms(text: str) -> int:
+    try:
+        return duration_ms(text)
+    except ValueError as error:
+        raise Usage(f"--after: {error}") from None
 
 
 def sync(

@@ -20,6 +20,7 @@ from hocket.kernel.ops import NO_ID, Op, decode, stamp_json
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
+from hocket.log.permissions import Permissions
 from hocket.store import Artifact, ArtifactSession, OpSession, Session, Store
 from hocket.store.artifact_rows import ClearedBlobs
 
@@ -182,19 +183,18 @@ def evict(tx: Transaction, artifact: Artifact) -> None:
     _must(tx, EvictArtifact(artifact.id), (artifact.op_id,))
 
 
-def is_due(session: Session, node: int, now: int) -> bool:
+def is_due(session: Session, permissions: Permissions, node: int, now: int) -> bool:
     """Whether this node has something to evict: an artifact has expired, and no other node is the coordinator. Records
     of model calls that other records rely on stay.
     """
-    coordinators = session.coordinators()
-    if coordinators and int.from_bytes(coordinators[-1].node, "big") != node:
+    if permissions.coordinators and permissions.coordinators[-1][1] != node:
         return False
     return bool(session.expired_artifacts(now, 1, SNAPSHOT_TYPE))
 
 
 def evict_due(tx: Transaction, limit: int = EVICT_MAX) -> list[bytes]:
     """Evicts what is due; returns the hashes whose blobs may be deleted after the commit."""
-    if not is_due(tx.session, tx.node, tx.now):
+    if not is_due(tx.session, tx.projection.permissions, tx.node, tx.now):
         return []
     freed = []
     for artifact in tx.session.expired_artifacts(tx.now, limit, SNAPSHOT_TYPE):

@@ -510,6 +510,28 @@ class EraseContent(Struct, frozen=True):
     reason: str
 
 
+class SetSuccession(Struct, frozen=True):
+    """The owner says which nodes may follow the coordinator whose tenure the op `follows` began, in this order, if it
+    is silent for that long. Without nodes none may.
+    """
+
+    follows: bytes
+    nodes: tuple[int, ...] = ()
+    quorum: int = 0
+    after_ms: int = 0
+
+
+class TakeOver(Struct, frozen=True):
+    """Its author is the coordinator from now on, in the place of the one whose tenure the op `follows` began. `votes`
+    are nodes that the succession names, each with its signature.
+    """
+
+    term: int
+    succession: bytes
+    follows: bytes
+    votes: tuple[tuple[int, bytes], ...]
+
+
 class SaveCheckpoint(Struct, frozen=True):
     """How far the holder of a job has come, for whichever worker runs it next."""
 
@@ -527,7 +549,7 @@ Payload = (
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
     | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | SaveCheckpoint | PostponeJob | ApproveJob | RefuseJob
-    | EraseContent
+    | EraseContent | SetSuccession | TakeOver
     | Bundle | Unknown | FamilyPayload
 )  # fmt: skip
 
@@ -661,6 +683,12 @@ _PLAIN = (
     Variant(1053, fields(ApproveJob, ULID, STR, STR), _APPROVE, texts=("note",), event="job.approved"),
     Variant(1054, fields(RefuseJob, ULID, STR, STR), _APPROVE, texts=("note",), event="job.refused"),
     Variant(1057, fields(EraseContent, ULID, STR, STR), _ERASE, texts=("reason",), event="job.erased"),
+    Variant(1058, fields(SetSuccession, ULID, seq(NODE, limit=64), U64, U64), _OWNER, event="succession.set"),
+    # The votes say whether it counts.
+    Variant(
+        *(1059, fields(TakeOver, U64, ULID, ULID, seq(pair(NODE, fixed(64)), limit=64)), Judged("Mesh", None)),
+        event="coordinator.taken_over",
+    ),
 )
 
 

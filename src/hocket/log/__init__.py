@@ -18,7 +18,7 @@ from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.keys import RowMac
 from hocket.kernel.mesh_rules import HOCKET, Rules, decode_kept_rules
 from hocket.log.limits import OutboxBound
-from hocket.log.permissions import Permissions, PermissionsReader
+from hocket.log.permissions import Permissions, PermissionsReader, writers
 from hocket.store import MustBeAlone, Outdated
 
 if TYPE_CHECKING:
@@ -333,6 +333,10 @@ class Log:
             with self.store.read() as own:
                 return self.permissions(own)
         return self.permissions_reader.read(session, session.head().permissions_state)
+
+    def sharers(self, session: Session) -> set[int]:
+        """The other nodes that may write into this store."""
+        return writers(session, self.permissions(session)) - {self.node} if self.is_shared else set()
 
     def authority(self) -> Authority:
         return self.permissions().authority

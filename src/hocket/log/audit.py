@@ -142,13 +142,18 @@ class Auditor:
         self.meet(session)
         self._signed_seq = head.seal.signed
         if session.horizon() is not None:
-            self._gaps = {gap.first: gap for gap in session.gaps()}
-            forked = {fork.node for fork in session.forks()}
-            self._heads = {author: row for author, row in session.heads().items() if author not in forked}
-            self._last_ids = {author: row.entry for author, row in self._heads.items()}
+            self.meet_horizon(session, is_whole=True)
         while rows := session.stored_entries(self.seq, BATCH):
             self.take(session, rows)
             progress(self.seq, head.seq)
+
+    def meet_horizon(self, session: Session, *, is_whole: bool) -> None:
+        """Collects the gaps that retention has left and, if the whole log is to be read, the heads of authors."""
+        self._gaps = {gap.first: gap for gap in session.gaps()}
+        forked = {fork.node for fork in session.forks()}
+        heads = {author: row for author, row in session.heads().items() if author not in forked}
+        self._heads = heads if is_whole else None
+        self._last_ids = {author: row.entry for author, row in heads.items()}
 
     def resume(self, seq: int, chain: bytes) -> None:
         """Goes on after an op that was found good before, with its link."""

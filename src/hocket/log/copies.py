@@ -4,7 +4,7 @@ A file is the postcard sequence of its ops, which any Likewise software can read
 log may have any size. A copy into another store has each op with its number and its signature. It verifies the ops on
 the way, reads back what it has written, and folds them as ops from elsewhere are folded. Every step is one transaction,
 so a copy that was killed goes on where it ended. Ops that bear only this node's mark are signed in the copy, so the
-links there can be others.
+links there can be others. What a pruned log has comes over in one step, and again when its horizon has moved.
 
 A replica is a local SQLite copy of a store that a database server has. It follows the server: a read first copies the
 ops that were sealed there since, unless that was done a moment ago by any process. When the server is away, reads go on
@@ -20,14 +20,17 @@ from threading import Lock
 from typing import BinaryIO, NamedTuple
 
 from hocket.errors import Conflict, StoreError
+from hocket.kernel.bundles import last_time
+from hocket.kernel.clock import pack
 from hocket.kernel.keys import RowMac
-from hocket.kernel.ops import MAX_OP_BYTES, Op, read_op
+from hocket.kernel.ops import MAX_OP_BYTES, Op, decode, read_op
 from hocket.kernel.postcard import Malformed, Reader, write_varint
 from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.log import Admission, Log
 from hocket.log.audit import Auditor
 from hocket.log.citations import keyed
 from hocket.store import OpRow, RowChecks, Session, Store
+from hocket.store.horizon_rows import HORIZON, PREPARING, HorizonRow
 from hocket.store.local import KEPT, OF_NODE, REPLICA
 from hocket.store.statements import EndedMacs
 
@@ -59,12 +62,30 @@ def export_ops(log: Log, out: BinaryIO, progress: Callable[[int, int], None] = l
         return session.op_count()
 
 
+def export_later(log: Log, session: Session, out: BinaryIO) -> None:
+    """Writes the entries behind the heads of the horizon, in the order of their times."""
+    total = sum(len(rows) for rows in _later(session))
+    count = bytearray()
+    write_varint(count, total)
+    out.write(count)
+    for rows in _later(session):
+        for row in rows:
+            out.write(log.signed(row.body))
+
+
+def _later(session: Session) -> Iterator[list[OpRow]]:
+    after = {author: head.hlc for author, head in session.heads().items()}
+    while rows := session.entries_since(after, BATCH):
+        yield rows
+        after |= {row.hlc[12:]: pack(last_time(decode(row.body))) for row in rows}
+
+
 def _check_whole(session: Session) -> None:
     """Raises Conflict for a log from which ops were let go."""
     if session.horizon() is not None:
         raise Conflict(
-            "the log is pruned, and a copy of what remains could not be told from one with missing ops; let a new node"
-            " join, or take an archive"
+            "the log is pruned, and a file of ops cannot say what stands in the place of those that went; `hocket log"
+            " snapshot DIR` writes all that remains, and `hocket log import DIR` takes it"
         )
 
 
@@ -122,6 +143,13 @@ def origin(session: Session) -> bytes:
     return first[0].chain if first and first[0].seq == 1 else b""
 
 
+class MeetingPoint(NamedTuple):
+    """The number of the last op of the source that the copy has, or of a deleted one behind it, and its link there."""
+
+    seq: int
+    chain: bytes
+
+
 class StoreCopy:
     """`log` is that of the copy, which has the rules of the source already."""
 
@@ -137,36 +165,63 @@ class StoreCopy:
 
     def step_in(self, session: Session) -> CopyProgress:
         """Copies the next ops within a transaction of the source."""
-        _check_whole(session)
-        head = session.head()
+        head, horizon = session.head(), session.horizon()
         with self._log.store.read() as there:
-            done = there.head()
-            copied = there.entry(done.seq)
-        chain = self._meeting_point(session, copied)
+            done, followed = there.head(), there.horizon()
+            at = self._meeting_point(session, there, done.seq)
+        if horizon is not None and horizon.is_denied and (followed is None or followed.op != horizon.op):
+            return self._take_settled(session, horizon, at)
+        if horizon is not None and horizon.is_deleted and followed is not None and not followed.is_deleted:
+            from hocket.log.retention.copying import take_gaps  # most logs have no horizon
+
+            take_gaps(session, self._log, horizon)
         rows = session.stored_entries(done.seq, COPY_STEP) if head.seq > done.seq else []
         if rows:
-            self._verify(session, rows, done.seq, chain)
+            if rows[0].seq != done.seq + 1:
+                raise StoreError("the log is being pruned; try again in a minute")
+            self._verify(session, rows, at)
             copy_in(self._log, rows)
         return CopyProgress(rows[-1].seq if rows else done.seq, head.seq)
 
-    def _meeting_point(self, session: Session, copied: OpRow | None) -> bytes:
-        """The link, in the source, of the last op that is in the copy. Raises Conflict if the copy is one of another
-        log, or of another history of this one.
-        """
-        if copied is None:
-            return bytes(32)
+    def _take_settled(self, session: Session, horizon: HorizonRow, at: MeetingPoint) -> CopyProgress:
+        """Brings the copy to where the source is, with what stands in the place of the ops that went."""
+        from hocket.log.retention.copying import take_settled
+
+        auditor = self._auditor
+        auditor.meet(session)
+        auditor.meet_horizon(session, is_whole=at.seq == 0)
+        auditor.resume(*at)
+        while rows := session.stored_entries(auditor.seq, COPY_STEP):
+            auditor.take(session, rows)
+            self._check()
+        take_settled(session, self._log, horizon)
+        seq = session.head().seq
+        return CopyProgress(seq, seq)
+
+    def _meeting_point(self, session: Session, there: Session, done: int) -> MeetingPoint:
+        """Where the copy ends. Raises Conflict if the copy is one of another log, or of another history of this one."""
+        seq, point = done, MeetingPoint(0, bytes(32))
+        if session.horizon() is not None and (gap := session.gap_at(done)) is not None:
+            seq, point = gap.first - 1, MeetingPoint(gap.last, gap.chain)
+        if (copied := there.entry(seq)) is None:
+            return point
         last = session.entry(copied.seq)
         if last is None or last.id != copied.id:
             raise Conflict(f"{self._shown} is a copy of another log; choose another place for the copy, or remove it")
-        return last.chain
+        return MeetingPoint(done, last.chain) if seq == done else point
 
-    def _verify(self, session: Session, rows: Sequence[OpRow], after: int, chain: bytes) -> None:
+    def _verify(self, session: Session, rows: Sequence[OpRow], at: MeetingPoint) -> None:
         auditor = self._auditor
         if not self._has_met or any(row.variant == _DELEGATION for row in rows):
             auditor.meet(session)
             self._has_met = True
-        auditor.resume(after, chain)
+        auditor.resume(*at)
         auditor.take(session, rows)
+        self._check()
+
+    def _check(self) -> None:
+        """Raises StoreError for an op that is not the one that its author signed, or is not in its place."""
+        auditor = self._auditor
         if auditor.findings:
             found = auditor.findings[0]
             raise StoreError(
@@ -203,23 +258,24 @@ def _copied(row: OpRow) -> tuple[int, bytes, bytes, bytes]:
 
 def copy_unlogged(source: Session, target: Session, node: int, marks: Mapping[str, bytes]) -> None:
     """Replaces what the target has on no log by what the source has, for this node. `marks` are settings of the
-    target's own.
+    target's own. The horizon comes with the ops.
     """
+    horizon = target.meta(HORIZON)
     author = node.to_bytes(8, "big")
     settings = {key: source.node_meta(author, key) for key in OF_NODE}
     for table in KEPT:
         rows = source.unlogged(table)
-        target.put_unlogged(table, (row for row in rows if table != "meta" or not _is_of_node(row[0])))
+        target.put_unlogged(table, (row for row in rows if table != "meta" or not _stays(row[0])))
     for key, value in settings.items():
         if value is not None:
             target.set_node_meta(author, key, value)
-    for key, value in marks.items():
-        target.set_meta(key, value)
+    for key, mark in (marks if horizon is None else {**marks, HORIZON: horizon}).items():
+        target.set_meta(key, mark)
 
 
-def _is_of_node(key: str) -> bool:
-    """Whether a setting is a node's. Stores that nodes share name the node, others do not."""
-    return key.partition(" ")[0] in OF_NODE
+def _stays(key: str) -> bool:
+    """Whether a setting is a node's, or of a horizon. Stores that nodes share name the node, others do not."""
+    return key in (HORIZON, PREPARING) or key.partition(" ")[0] in OF_NODE
 
 
 # A copy that is older than this is brought up to date before it is read.

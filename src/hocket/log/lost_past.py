@@ -65,13 +65,12 @@ def rewind(log: Log, branch: bytes) -> None:
     Does nothing if another process has done so. From a log that nodes share nothing is taken, since ops of the others
     may rely on it. Then the node stays behind its past.
     """
-    if log.is_shared:
-        return
     with log.store.write() as session:
         session.lock_author(log.node.to_bytes(8, "big"))
         session.lock_permissions(exclusive=True)
+        session.lock_all()
         first, head = session.op(branch), session.head()
-        if first is None:
+        if first is None or log.sharers(session):
             return
         aside = [raw for raw, _ in read_sequence(session.own_meta(SET_ASIDE) or b"\0")]
         aside += [row.body for row in session.entries_after(first.seq - 1, head.seq)]

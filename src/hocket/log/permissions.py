@@ -10,9 +10,10 @@ a replaced coordinator, the history that its successor's designation pins.
 import os
 import time
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,9 +25,12 @@ from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash, node_text, ulid_text
 from hocket.kernel.mesh_rules import Rules
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to, pinned_time
+from hocket.kernel.postcard import decode as decode_value
+from hocket.kernel.postcard import encode
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
+    PAYLOAD,
     VARIANTS,
     ClaimWork,
     ClearSchedule,
@@ -41,11 +45,15 @@ from hocket.kernel.vocabulary import (
     RevokeRoot,
     RevokeUcan,
     SetSchedule,
+    SetSuccession,
+    TakeOver,
 )
-from hocket.store import Artifact, Coordinator, Delegated, Fork, JobEntry, Revoked, RowCheck, Session
+from hocket.store import Artifact, Coordinator, Delegated, Fork, JobEntry, Revoked, RowCheck, Session, SuccessionRow
 
 if TYPE_CHECKING:
     from hocket.kernel.snapshots.horizon import SettledCut
+    from hocket.kernel.succession.chain import Chain
+    from hocket.kernel.succession.on_log import Successions
 
 # The ops of a derivation job, if its kind marks it as one.
 _DERIVING = (ClaimWork, CompleteJob)
@@ -59,7 +67,7 @@ PINNED_MAX = 1_000_000
 
 class Tenure(NamedTuple):
     """A coordinator from a time on. `last` is the time of its last op that counts as the coordinator's, as its
-    successor's designation pins it; None for no bound.
+    successor pins it; None for no bound.
     """
 
     since: Hlc
@@ -81,6 +89,8 @@ class Permissions:
         authority: Authority,
         delegations: Iterable[Delegation],
         revocations: Iterable[Revocation],
+        designations: Sequence[Coordinator],
+        successions: "Successions | None",
         tenures: list[Tenure],
         forks: dict[int, Hlc],
         pinned: frozenset[bytes],
@@ -92,6 +102,7 @@ class Permissions:
         self.authority = authority
         self.delegations = tuple(delegations)
         self._revocations = frozenset(revocations)
+        self._designations, self._successions = designations, successions
         self.tenures = tenures
         self.forks = forks
         self.pinned = pinned
@@ -113,11 +124,28 @@ class Permissions:
             self.authority.revoked,
             self._revocations,
             self.tenures,
+            self.succession_faults.items(),
+            () if self._successions is None else self.chain.successions,
             self.forks.items(),
             self.pinned,
         )
         horizon = b"" if self.cut is None else self.cut.horizon
         return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode() + horizon)
+
+    @cached_property
+    def successions(self) -> "Successions":
+        """The ops about who is the coordinator, and may be."""
+        return self._successions or _successions(self._designations, (), self.delegations)
+
+    @property
+    def chain(self) -> "Chain":
+        """Which of these ops are in force, and why the others are not."""
+        return self.successions.chain
+
+    @property
+    def succession_faults(self) -> Mapping[bytes, Reason]:
+        """Why ops about who may follow the coordinator do not count."""
+        return {} if self._successions is None else self.chain.faults
 
     @property
     def coordinators(self) -> list[tuple[Hlc, int]]:
@@ -214,6 +242,12 @@ class Permissions:
             return None
         return refused
 
+    def succession_fault(self, op: Op) -> Reason | None:
+        """Why an op about who follows the coordinator does not count beside the others, on the log or not yet."""
+        if not isinstance(op.payload, SetSuccession | TakeOver):
+            return None
+        return self.successions.chain_with([op]).faults.get(op.id)
+
     def tick_refusal(self, op: Op, author: int) -> Reason | None:
         """Why the job of a schedule's tick is refused, if so: the schedule's `author` must be allowed to schedule it at
         the time of the tick's op. That op's own author must only be a member then.
@@ -282,7 +316,7 @@ class Permissions:
 
 
 HLC_BYTES = 20
-_Row = Delegated | Revoked | Coordinator | Fork
+_Row = Delegated | Revoked | Coordinator | SuccessionRow | Fork
 
 
 class RegisterRows(NamedTuple):
@@ -291,6 +325,7 @@ class RegisterRows(NamedTuple):
     delegations: list[Delegated]
     revocations: list[Revoked]
     coordinators: list[Coordinator]
+    successions: list[SuccessionRow]
     forks: list[Fork]
     designations: dict[bytes, Op]
 
@@ -344,13 +379,14 @@ class CheckedRegisters:
 
     def read(self, session: Session, fresh: Iterable[Op]) -> RegisterRows:
         """`fresh` are ops of the transaction that are not stored yet."""
-        rows = RegisterRows(session.delegations(), session.revocations(), session.coordinators(), session.forks(), {})
+        law = session.delegations(), session.revocations(), session.coordinators(), session.successions()
+        rows = RegisterRows(*law, session.forks(), {})
         check = session.row_check
         return rows if check is None else self._checked(session, check, fresh, rows)
 
     def _checked(self, session: Session, check: RowCheck, fresh: Iterable[Op], rows: RegisterRows) -> RegisterRows:
         ops = {op.id: op for op in fresh}
-        everything: list[_Row] = [*rows.delegations, *rows.revocations, *rows.coordinators, *rows.forks]
+        everything: list[_Row] = [row for kept in rows[:-1] for row in kept]
         missing = [each.op_id for each in everything if each.op_id not in ops]
         stored = {row.id: decode(row.body) for row in session.ops_by_id(missing)}
         ops |= stored
@@ -367,6 +403,7 @@ class CheckedRegisters:
             [each for each in rows.delegations if is_sound("delegations", each)],
             [each for each in rows.revocations if is_sound("revocations", each)],
             [each for each in rows.coordinators if is_sound("coordinators", each)],
+            [each for each in rows.successions if is_sound("successions", each)],
             [each for each in rows.forks if is_sound("forks", each)],
             {each.op_id: ops[each.op_id] for each in rows.coordinators if each.op_id in ops},
         )
@@ -405,6 +442,8 @@ def row_of(op: Op) -> _Row | None:
         # A pin looks back, so no later arrival may change whether it counts.
         pin = None if op.cited else op.pin
         return Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big"), pin)
+    if isinstance(payload, SetSuccession | TakeOver):
+        return SuccessionRow(op.id, hlc, None if op.cited else op.pin, encode(PAYLOAD, payload))
     if not isinstance(payload, ReportFork):
         return None
     from hocket.kernel.signing import read_fork  # loads OpenSSL's hashes, which reading jobs does not need
@@ -458,8 +497,9 @@ class PermissionsReader:
     def of(self, empty: Session, ops: Sequence[Op]) -> Permissions:
         """The permissions that these ops make by themselves, on an empty log."""
         in_order = sorted(ops, key=lambda op: op.timestamp)
-        rows = RegisterRows([], [], [], [], {op.id: op for op in in_order})
-        by_type: dict[type, list[Any]] = {Delegated: rows[0], Revoked: rows[1], Coordinator: rows[2], Fork: rows[3]}
+        rows = RegisterRows([], [], [], [], [], {op.id: op for op in in_order})
+        types = Delegated, Revoked, Coordinator, SuccessionRow, Fork
+        by_type: dict[type, list[Any]] = dict(zip(types, rows[:-1], strict=True))
         for op in in_order:
             if (row := row_of(op)) is not None:
                 by_type[type(row)].append(row)
@@ -468,20 +508,23 @@ class PermissionsReader:
 
     def _judged(self, session: Session, fresh: Iterable[Op], rows: RegisterRows) -> Permissions:
         permissions = self._made(session, fresh, rows)
-        unauthorised = [
-            each
-            for each in rows.coordinators
-            if (op := rows.designations.get(each.op_id)) is not None and permissions.refusal(op) is not None
-        ]
-        if not unauthorised:
+        designations = rows.designations.values()
+        refused = {
+            op.id for op in (*designations, *map(_op_of, rows.successions)) if permissions.refusal(op) is not None
+        }
+        coordinators = [each for each in rows.coordinators if each.op_id not in refused]
+        successions = [each for each in rows.successions if each.op_id not in refused]
+        if len(coordinators) == len(rows.coordinators) and len(successions) == len(rows.successions):
             return permissions
-        for each in unauthorised:
-            rows.coordinators.remove(each)
-        return self._made(session, fresh, rows)
+        return self._made(session, fresh, rows._replace(coordinators=coordinators, successions=successions))
 
     def _made(self, session: Session, fresh: Iterable[Op], rows: RegisterRows) -> Permissions:
         is_bound = self.rules.bounds is not None
-        tenures = _tenures(rows.coordinators)
+        successions = None
+        if rows.successions:
+            tokens = [self._delegation(each.cid, each.token) for each in rows.delegations]
+            successions = _successions(rows.coordinators, rows.successions, tokens)
+        tenures = _tenures(rows.coordinators, successions)
         forks: dict[int, Hlc] = {}
         apart: set[int] = set()
         for fork in rows.forks:
@@ -515,6 +558,8 @@ class PermissionsReader:
             authority,
             delegations.values(),
             counting,
+            rows.coordinators,
+            successions,
             tenures,
             forks,
             pinned,
@@ -539,14 +584,48 @@ def cut_of(session: Session) -> "SettledCut | None":
     return SettledCut(row.op, row.at_ms, row.forgotten_ms, heads)
 
 
-def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
+def _successions(
+    designations: Iterable[Coordinator], rows: Iterable[SuccessionRow], delegations: Iterable[Delegation]
+) -> "Successions":
+    from hocket.kernel.succession.chain import TenureStart  # most logs have no successions
+    from hocket.kernel.succession.on_log import Successions
+
+    starts = [
+        TenureStart(each.op_id, unpack(each.hlc), int.from_bytes(each.node, "big"), each.pin) for each in designations
+    ]
+    return Successions(starts, map(_op_of, rows), {each.node: each.public for each in delegations})
+
+
+def _tenures(designations: Iterable[Coordinator], successions: "Successions | None") -> list[Tenure]:
+    if successions is None:
+        starts = [(unpack(each.hlc), int.from_bytes(each.node, "big"), each.pin) for each in designations]
+    else:
+        starts = [(each.at, each.node, each.pin) for each in successions.chain.tenures]
     tenures: list[Tenure] = []
-    for each in coordinators:
-        if tenures and each.pin is not None:
+    for since, node, pin in starts:
+        if tenures and pin is not None:
             before = tenures[-1]
-            tenures[-1] = before._replace(last=pinned_time(each.pin, before.node), pin=each.pin)
-        tenures.append(Tenure(unpack(each.hlc), int.from_bytes(each.node, "big")))
+            tenures[-1] = before._replace(last=pinned_time(pin, before.node), pin=pin)
+        tenures.append(Tenure(since, node))
     return tenures
+
+
+def changed_since(before: Sequence[Tenure], after: Sequence[Tenure]) -> Hlc | None:
+    """Since when another node decides, or decisions count that did not, or the reverse; None if nothing differs."""
+    times: list[Hlc] = []
+    for one, other in zip_longest(before, after):
+        if one != other:
+            both = [each for each in (one, other) if each is not None]
+            if len(both) == 1 or one[:2] != other[:2]:
+                times += [each.since for each in both]
+            times += [each.last for each in both if each.last is not None]
+    return min(times, default=None)
+
+
+def _op_of(row: SuccessionRow) -> Op:
+    """As much of its op as its author's permission, and its own effect, depend on."""
+    at = unpack(row.hlc)
+    return Op(row.op_id, at, at.node, () if row.pin is None else (row.pin,), decode_value(PAYLOAD, row.payload))
 
 
 def _shares_link(session: Session, fresh: Iterable[Op], report: bytes) -> bool:

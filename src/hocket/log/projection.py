@@ -531,6 +531,7 @@ class Projection:
         return (
             self.citations.fault(op)
             or self.permissions.refusal(op)
+            or self.permissions.succession_fault(op)
             or unlinked(op, self.permissions.authority, self._artifacts.artifact, known, self.citations.cite)
             or self._ownership.fault(op, self.permissions)
         )
@@ -757,6 +758,7 @@ class Projection:
         """
         before = self.permissions
         self._change_permissions(name or op.id)
+        self._coordinators.follow(before, self.permissions)
         losers, gainers = self.permissions.compared_with(before)
         for revocation in self._grants.revocations():
             self.doubt(revocation)

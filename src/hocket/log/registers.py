@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
-from hocket.kernel.ops import Op, pinned_time
+from hocket.kernel.ops import Op
 from hocket.kernel.policy import names_of
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -27,25 +27,27 @@ from hocket.kernel.vocabulary import (
     RevokeUcan,
     RouteKind,
     SetSchedule,
+    SetSuccession,
     Subject,
+    TakeOver,
     number_of,
     subject_of,
 )
 from hocket.log.citations import Memory
-from hocket.log.permissions import row_of
+from hocket.log.permissions import Permissions, changed_since, row_of
 from hocket.log.projectors import Engine, Projector, family_names
-from hocket.store import Artifact, Coordinator, Delegated, Fork, Revoked, Schedule, Session
+from hocket.store import Artifact, Coordinator, Delegated, Fork, Revoked, Schedule, Session, SuccessionRow
 
 if TYPE_CHECKING:
     from cronsim import CronSim
 
 
 class GrantRegister:
-    """Delegations, revocations and proofs of two histories. Each takes effect as soon as every op that it cites is
-    here, whatever its author may do: reading all of them together shows what each is worth.
+    """Delegations, revocations, proofs of two histories, successions and takeovers. Each takes effect as soon as every
+    op that it cites is here, whatever its author may do: reading all of them together shows what each is worth.
     """
 
-    payloads = (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork)
+    payloads = (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork, SetSuccession, TakeOver)
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -66,13 +68,20 @@ class GrantRegister:
             return self._session.set_delegation(row)
         if isinstance(row, Fork):
             return self._session.set_fork(row)
+        if isinstance(row, SuccessionRow):
+            return self._session.set_succession(row)
         assert isinstance(row, Revoked)
         return self._session.set_revocation(row)
 
     def repeal(self, op: Op) -> bool:
         """Removes it. False if it was not there."""
         session = self._session
-        return session.drop_delegation(op.id) or session.drop_revocation(op.id) or session.drop_fork(op.id)
+        return (
+            session.drop_delegation(op.id)
+            or session.drop_revocation(op.id)
+            or session.drop_fork(op.id)
+            or session.drop_succession(op.id)
+        )
 
     def revocations(self) -> list[bytes]:
         return [revoked.op_id for revoked in self._session.revocations()]
@@ -97,42 +106,40 @@ class CoordinatorRegister:
 
     def enter(self, op: Op) -> None:
         self.put(op)
-        self._follow(op)
+        self._engine.permissions_changed(op)
 
     def strike(self, op: Op) -> None:
         self._session.drop_coordinator(op.id)
-        self._follow(op)
+        self._engine.permissions_changed(op)
 
-    def _follow(self, op: Op) -> None:
-        """A designation that arrives late, or no longer counts, changes who could decide since then."""
-        engine = self._engine
-        engine.permissions_changed(op)
+    def follow(self, before: Permissions, after: Permissions) -> None:
+        """An op about the coordinator that arrives late, or no longer counts, changes who could decide since then, and
+        which others of these ops are in force.
+        """
+        engine, faults, earlier = self._engine, after.succession_faults, before.succession_faults
+        for op_id in faults.keys() | earlier.keys():
+            if faults.get(op_id) != earlier.get(op_id):
+                engine.doubt(op_id)
+        changed = changed_since(before.tenures, after.tenures)
+        if changed is None:
+            return
         engine.flush()
-        since = self._decided_since(op)
+        since = pack(changed._replace(node=0))
         for family in family_names():
             projector = self._projectors[family]
             for key in projector.keys_since(since):
                 engine.ask_again(Subject(family, key), permissions=True)
         for subject in engine.offered_since(unpack(since)):
             engine.ask_again(subject, permissions=True)
-        derivations = tuple(number for number, name in NAMES.items() if name in engine.permissions.derivation_ops)
+        derivations = tuple(number for number, name in NAMES.items() if name in after.derivation_ops)
         for row in self._session.ops_of_variants(derivations) if derivations else ():
-            if row.hlc > pack(op.timestamp):
+            if row.hlc > since:
                 engine.doubt(row.id)
         for row in self._session.ops_refused_for((Reason.WAITING,)):
             if row.subject is None:
                 engine.doubt(row.id)
             else:
                 engine.ask_again(row.subject)
-
-    def _decided_since(self, designation: Op) -> bytes:
-        """Since when a designation changes who decides: its own time, that of the predecessor's op that it pins, or
-        what the next designation pins, since that bounds another tenure then.
-        """
-        at = pack(designation.timestamp)
-        later = next((each for each in self._session.coordinators() if each.hlc > at), None)
-        pins = (None if designation.cited else designation.pin, None if later is None else later.pin)
-        return min((at, *(pack(pinned_time(pin, 0)) for pin in pins if pin is not None)))
 
 
 class RouteRegister:

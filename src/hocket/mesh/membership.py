@@ -5,8 +5,8 @@ permissions decide whether they count.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, NotFound, Usage
 from hocket.families.jobs.rules import KIND_LENGTH_MAX
@@ -19,13 +19,16 @@ from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.mesh_rules import Bounds
 from hocket.kernel.policy import routed_to
 from hocket.kernel.ucan import NO_QUOTA, ROOT, Capability, Delegation, Quota, issue
-from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
+from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind, SetSuccession
 from hocket.log import Log, Transaction
 from hocket.log.limits import stored_totals
 from hocket.log.permissions import Permissions, founder
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
 from hocket.work.members import routes_in_force
+
+if TYPE_CHECKING:
+    from hocket.kernel.succession.chain import Chain
 
 # A coordinator that was met within this time will soon learn that it was replaced.
 RECENT_MS = 60_000
@@ -357,6 +360,10 @@ def designate(log: Log, node: int) -> Designation:
         previous = tx.projection.permissions.coordinator(tx.latest)
         if previous == node:
             raise Conflict(f"{node_text(node)} is already the coordinator")
+        if tx.projection.permissions.chain.succession is not None:
+            raise Conflict(
+                "nodes are named that may follow the coordinator; end that first, with `hocket mesh succession --none`"
+            )
         otherwise = "only the owner's node may designate the coordinator"
         _author(tx, DesignateCoordinator(node), otherwise, previous)
         met = [each.seen for each in tx.session.peers() if each.node is not None and _is(each.node, previous)]
@@ -364,6 +371,53 @@ def designate(log: Log, node: int) -> Designation:
         return Designation(previous, previous in (None, tx.node) or recently)
 
     return log.run(request)
+
+
+def set_succession(log: Log, named: Sequence[Member], quorum: int, after_ms: int) -> "Chain":
+    """Says which nodes may follow the coordinator, in this order; without any, none may. Returns what is in force."""
+    from hocket.kernel.succession.chain import shape_fault  # few commands say that
+
+    def request(tx: Transaction) -> "Chain":
+        permissions = tx.projection.permissions
+        if permissions.rules.is_strict:
+            raise Usage("this is a strict mesh, which keeps to Likewise v0.1 and knows no successions")
+        if permissions.rules.bounds is None:
+            raise Usage("the rules of this mesh bind no ids to content, which a succession relies on")
+        head, now = permissions.chain.head, permissions.chain.succession
+        if head is None:
+            raise Conflict("the mesh has no coordinator; designate one first with `hocket mesh coordinator NODE`")
+        nodes = tuple(each.node for each in named)
+        if (fault := shape_fault(nodes, quorum, after_ms, head.node)) is not None:
+            raise Usage(fault)
+        if not nodes and now is None:
+            raise Conflict("no succession is in force")
+        if now is not None and (nodes, quorum, after_ms) == (now.nodes, now.quorum, now.after_ms):
+            raise Conflict("this succession is in force already")
+        for each in named:
+            _check_successor(log, tx, permissions, each)
+        payload = SetSuccession(head.op_id, nodes, quorum, after_ms)
+        _author(tx, payload, "only the owner's node may say who follows the coordinator")
+        return tx.projection.permissions.chain
+
+    return log.run(request)
+
+
+def _check_successor(log: Log, tx: Transaction, permissions: Permissions, member: Member) -> None:
+    """Raises Conflict if a node could not decide in the place of the coordinator."""
+    authority, wall, shown = permissions.authority, tx.latest.wall, member.shown
+    if member.standing not in ("active", "pending"):
+        raise Conflict(f"{shown} is {member.standing}; name nodes in force")
+    if authority.may(member.node, "Job", "Read", "", wall) is None:
+        raise Conflict(
+            f"{shown} may not read the jobs of every kind, so it could not decide about all of them; invite it again"
+            " with `--may all`"
+        )
+    others = {each.node for each in permissions.delegations} - {member.node}
+    if (log.is_shared and member.is_here) or any(authority.share_store(member.node, each, wall) for each in others):
+        raise Conflict(
+            f"{shown} shares its store with other nodes, which decide by that store's word and not by a quorum's;"
+            " the database server's own failover serves such a store"
+        )
 
 
 def coordinator(log: Log, session: Session) -> int | None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, cast, overload
 from typing import TypeVar as AnyTypeVar
 
 from hocket.bus.hints import Changes, about
@@ -17,7 +17,7 @@ from hocket.families.jobs.drafts import Duration
 from hocket.families.jobs.parts import Part
 from hocket.families.jobs.postponing import postpone_pending, start_time
 from hocket.families.jobs.requests import Draft
-from hocket.families.jobs.rules import Outcome, State
+from hocket.families.jobs.rules import Job, Outcome, State
 from hocket.kernel.extension import extensions, loaded
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.vocabulary import JOB, Subject
@@ -46,6 +46,10 @@ Progress = Callable[[Any], None] | None
 class JobFailed(Failed):
     """The job failed for good. `traceback` is the handler's, if there is one."""
 
+    job_id: str
+    error: str | None
+    traceback: str | None
+
     def __init__(self, job_id: str, error: str | None, traceback: str | None) -> None:
         super().__init__(f"job {job_id} failed: {error or 'no error was recorded'}")
         self.job_id, self.error, self.traceback = job_id, error, traceback
@@ -54,13 +58,22 @@ class JobFailed(Failed):
 class JobCancelled(Failed):
     """The job was cancelled."""
 
+    job_id: str
+    reason: str | None
+
     def __init__(self, job_id: str, reason: str | None) -> None:
         super().__init__(f"job {job_id} was cancelled: {reason or 'no reason was given'}")
         self.job_id, self.reason = job_id, reason
 
 
+class ResultApart(NamedTuple):
+    """Stands for a result that is apart from the log, until it is read from the blobs."""
+
+    job: Job
+
+
 def ending_of(session: Session, job_id: bytes) -> tuple[bool, Any]:
-    """Whether the job has ended, and its result. Raises if it failed or was cancelled."""
+    """Whether the job has ended, and its result as the log has it. Raises if it failed or was cancelled."""
     entry = _entry(session, job_id)
     if entry.stage is not Stage.DONE:
         return False, None
@@ -81,7 +94,9 @@ def news_of(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, 
 
 
 def endings(job_ids: Sequence[bytes]) -> Callable[[Session], tuple[bool, list[Any]]]:
-    """Whether all of the jobs have ended, and their results. Raises when one of them has failed or was cancelled."""
+    """Whether all of the jobs have ended, and their results, or what stands for those apart from the log. Raises when
+    one of them has failed or was cancelled.
+    """
     found: dict[bytes, Any] = {}
 
     def look(session: Session) -> tuple[bool, list[Any]]:
@@ -89,7 +104,8 @@ def endings(job_ids: Sequence[bytes]) -> Callable[[Session], tuple[bool, list[An
             if job_id not in found:
                 has_ended, value = ending_of(session, job_id)
                 if has_ended:
-                    found[job_id] = value
+                    job = _entry(session, job_id).job
+                    found[job_id] = value if job.policy.content_apart is None else ResultApart(job)
         return len(found) == len(set(job_ids)), [found.get(job_id) for job_id in job_ids]
 
     return look
@@ -138,14 +154,28 @@ def _news(progress: Progress) -> StreamNews:
 
 
 async def results(node: ProgramNode, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
-    """Waits for all of the jobs. Raises JobFailed, JobCancelled or TimeoutError."""
+    """Waits for all of the jobs. Raises JobFailed, JobCancelled or TimeoutError, and Unreachable if a result is on
+    another node that cannot be asked.
+    """
     look = endings(job_ids)
     try:
-        return await node.until(lambda: node.read(look), timeout, _topics(job_ids))
+        found = await node.until(lambda: node.read(look), timeout, _topics(job_ids))
     except TimeoutError as error:
         if error.args:
             raise
         raise await node.call(lambda: overdue(node.runtime, job_ids, timeout)) from None
+    if not any(isinstance(each, ResultApart) for each in found):
+        return found
+    fetch = node.fetch
+
+    def read() -> list[Any]:
+        with node.runtime.read() as session:
+            return [
+                view.result(session, each.job, node.blobs, fetch) if isinstance(each, ResultApart) else each
+                for each in found
+            ]
+
+    return await node.call(read)
 
 
 def _topics(job_ids: Sequence[bytes]) -> Changes:
@@ -163,7 +193,7 @@ class Handle(Generic[R_co]):
         self._node = node
         self._id = job_id
         self._signature = signature
-        self.created = created
+        self.created: bool = created
 
     @property
     def job_id(self) -> str:

@@ -162,7 +162,7 @@ class LocalNode:
         self._messages: asyncio.Task[NodeMessages] | None = None
         self._part_sender: PartSender | None = None
         self._remote_workers: RemoteWorkers | None = None
-        self.lock_processes = LockProcesses(self.environment)
+        self.lock_processes: LockProcesses = LockProcesses(self.environment)
 
     @property
     def runtime(self) -> Runtime:
@@ -471,6 +471,7 @@ def run_services(runtime: Runtime, kind: str, monotonic: Callable[[], float]) ->
         output=runtime.output,
         room=room,
         payload=payload,
+        fetch=fetch_for(runtime),
         clock_ms=runtime.log.physical,
         pacers=runtime.pacers,
         beat_ms=lambda: None if runtime.beat_ms is None else runtime.beat_ms(),

@@ -7,11 +7,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from typing import Generic, TypedDict, TypeVar, Unpack
 
 from hocket.bus.hints import about
-from hocket.errors import HocketError, Unreachable, Usage
+from hocket.errors import HocketError, StoreError, Unreachable, Usage
 from hocket.families.access import NodeAccess
 from hocket.families.lease import Lease
 from hocket.families.locks.decisions import read_scope
@@ -155,9 +155,9 @@ class NodeLock:
         await self._client.release(asked.scope, None, asked.agent, self._held.fence, self._request)
 
     async def _keep(self) -> None:
-        """Renews until the lock is lost."""
+        """Renews until the lock is lost. Nothing renews the lock of a node that is closed."""
         lease, loop, lost = self._lease, asyncio.get_running_loop(), self._held.lost
-        with closing(self._access.listen(about(LOCK, self._wanted.scope.encode()))) as changes:
+        with suppress(Usage), closing(self._access.listen(about(LOCK, self._wanted.scope.encode()))) as changes:
             while not lost.is_set() and not lease.is_over and await self._is_held():
                 now = loop.time()
                 if now >= lease.renews_at:
@@ -183,7 +183,10 @@ class NodeLock:
                 self._lose_at_end()
 
     async def _is_held(self) -> bool:
-        scope = await self._access.peek(lambda session: read_scope(session, self._wanted.scope))
+        try:
+            scope = await self._access.peek(lambda session: read_scope(session, self._wanted.scope))
+        except StoreError:
+            return True  # as far as anybody knows; a renewal tries again
         return scope is not None and any(hold.fence == self._held.fence for hold in scope.holds)
 
     def _lose(self) -> None:

@@ -19,7 +19,6 @@ from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.keys import RowMac
 from hocket.log import Log
 from hocket.log.copies import StoreCopy, copy_unlogged, origin
-from hocket.log.permissions import writers
 from hocket.node.home import Home
 from hocket.node.home_store import blob_place, check_idle, log_in
 from hocket.node.running import running_servers
@@ -127,7 +126,7 @@ def _copy(home: Home, kept: Store, fresh: Store, transfer: BlobTransfer, old: st
             _check_alone(kept, log, "and cannot use a file here; move it to another server instead")
         if transfer.is_homeward and backend(new).is_server:
             _check_alone(kept, log, "and could no longer read its blobs; leave out --blobs home")
-        log.settle()
+        _settle(log)
         _begin(kept, fresh, log.node, transfer.target_place, without_password(new))
         transfer.copy()
         copy = StoreCopy(kept, log_in(fresh, home), without_password(new))
@@ -137,14 +136,25 @@ def _copy(home: Home, kept: Store, fresh: Store, transfer: BlobTransfer, old: st
             if _ended(kept, fresh, copy, transfer, log.node, without_password(new)):
                 progress(done.of, done.of)
                 return _count(fresh)
-            log.settle()
+            _settle(log)
     raise Conflict(f"other programs keep writing to {without_password(old)}; stop them, and repeat the move")
+
+
+def _settle(log: Log) -> None:
+    """Folds what is not folded yet, and lets every subject follow the horizon: then the log can be copied."""
+    log.settle()
+    while True:
+        with log.store.read() as session:
+            horizon = session.horizon()
+        if horizon is None or horizon.is_denied:
+            return
+        log.horizons.step()
 
 
 def _check_alone(store: Store, log: Log, why: str) -> None:
     """Raises Conflict if other nodes share the store: they could not use what is on this machine alone."""
     with store.read() as session:
-        others = writers(session, log.permissions(session)) - {log.node}
+        others = log.sharers(session)
     if others:
         names = ", ".join(map(node_text, sorted(others)))
         raise Conflict(f"node {names} shares this store, {why}")

@@ -17,12 +17,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from hocket.mesh import wire
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 CONNECTIONS_MAX = 512
 CONNECTIONS_PER_ADDRESS_MAX = 128
@@ -234,6 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     head_s = HEAD_S
     request_s = REQUEST_S
+    app: "ASGI3Application"
 
     def __init__(self, *arguments: Any, connections: Connections | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)

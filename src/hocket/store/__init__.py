@@ -35,7 +35,7 @@ from hocket.store.local import (
 from hocket.store.message_rows import DeliveryStage, MessageSession, QueuedDelivery
 from hocket.store.op_rows import NO_LINK, NO_SEAL, EndSeal, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.presence_rows import AgentRow, Presence, PresenceSession, ProgressRow
-from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
+from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule, SuccessionRow
 from hocket.store.roster import JobSession
 from hocket.store.session import RowCheck, RowChecks, Session
 from hocket.store.statements import EndedMacs, LockMisuse, LockSession, MustBeAlone, Outdated, RowWithoutMac
@@ -104,6 +104,7 @@ __all__ = [
     "Store",
     "SubjectRow",
     "SubjectSession",
+    "SuccessionRow",
     "TokenRow",
     "WakeUp",
     "WorkerRow",

@@ -10,6 +10,8 @@ from hocket.store.statements import Statements, upsert
 
 # The store's key of the horizon in force: see `HorizonRow`.
 HORIZON = "horizon"
+# The store's key of which process prepares the next horizon.
+PREPARING = "preparing"
 _HEAD = "author, hlc, entry, size, peaks"
 _PUT_HEAD = upsert("heads", _HEAD, "author")
 _PUT_BASE = upsert("bases", "of_node, family, key, last, state, mac", "family, key")
@@ -155,6 +157,11 @@ class HorizonSession(Statements):
             self._put("DELETE FROM gaps WHERE first = ?", (right.first,))
             gap = GapRow(gap.first, right.last, right.chain)
         self._put(_PUT_GAP, self._macs.with_mac("gaps", gap))
+
+    def replace_gaps(self, gaps: Iterable[GapRow]) -> None:
+        """In the place of all that this node has left."""
+        self._put("DELETE FROM gaps WHERE of_node = ?", (self._macs.node,))
+        self._many(_PUT_GAP, [self._macs.with_mac("gaps", gap) for gap in gaps])
 
     def delete_ops(self, first: int, last: int) -> None:
         """Deletes the rows with these numbers, and their citations. The caller puts the gap."""

@@ -162,12 +162,10 @@ KEPT = {
     "tokens": _with_mac("tokens", ", used"),
     "answers": _with_mac("answers"),
     "checkpoints": _with_mac("checkpoints"),
-    "heads": UnloggedTable("author, hlc, entry, size, peaks", "author"),
-    "bases": _with_mac("bases"),
-    "gaps": _with_mac("gaps"),
-    "pruning": UnloggedTable("family, key, last, state, kept", "family, key"),
     "witnessed": _with_mac("witnessed"),
 }
+# What stands in the place of ops that went comes with the ops that remain; what is left to do is computed again.
+SETTLED = ("heads", "bases", "gaps", "pruning")
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (
     *("address", "archives", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home"),

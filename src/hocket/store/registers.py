@@ -8,6 +8,7 @@ _BIND = insert_new("nodes", "node, public, issuer, hlc")
 _SET_DELEGATION = insert_new("delegations", "op, cid, hlc, token") + " RETURNING 1"
 _SET_REVOCATION = insert_new("revocations", "op, cid, hlc, root") + " RETURNING 1"
 _SET_COORDINATOR = upsert("coordinators", "hlc, op, node, pin", "hlc")
+_SET_SUCCESSION = insert_new("successions", "op, hlc, pin, payload") + " RETURNING 1"
 _SET_FORK = insert_new("forks", "op, node, since") + " RETURNING 1"
 _SET_ROUTE = upsert("routes", "kind, hlc, node", "kind, hlc")
 _ROUTES_UNTIL = "SELECT hlc, node FROM routes WHERE kind = ? AND hlc <= ? ORDER BY hlc DESC"
@@ -58,6 +59,15 @@ class Coordinator(NamedTuple):
     op_id: bytes
     node: bytes
     pin: bytes | None = None
+
+
+class SuccessionRow(NamedTuple):
+    """An op about who follows the coordinator: its whole payload, and what it commits to of the coordinator before."""
+
+    op_id: bytes
+    hlc: bytes
+    pin: bytes | None
+    payload: bytes
 
 
 class Fork(NamedTuple):
@@ -140,6 +150,15 @@ class RegisterSession(Statements):
 
     def coordinators(self) -> list[Coordinator]:
         return [Coordinator(*row) for row in self._rows("SELECT hlc, op, node, pin FROM coordinators ORDER BY hlc")]
+
+    def set_succession(self, row: SuccessionRow) -> bool:
+        return bool(self._rows(_SET_SUCCESSION, *row))
+
+    def drop_succession(self, op_id: bytes) -> bool:
+        return bool(self._rows("DELETE FROM successions WHERE op = ? RETURNING 1", op_id))
+
+    def successions(self) -> list[SuccessionRow]:
+        return [SuccessionRow(*row) for row in self._rows("SELECT op, hlc, pin, payload FROM successions ORDER BY hlc")]
 
     def set_fork(self, fork: Fork) -> bool:
         return bool(self._rows(_SET_FORK, *fork))

@@ -23,7 +23,7 @@ from hocket.store.witness_rows import WitnessSession
 PROJECTIONS = (
     *("jobs", "finished", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     "arguments",
-    *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
+    *("evictions", "delegations", "revocations", "coordinators", "successions", "forks", "written"),
     *("messages", "deliveries", "group_cursors"),
 )
 

@@ -33,7 +33,8 @@ class MemorySyncNode(SyncNode):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench, target=_MemoryDirectNode(bench, self.drain))
-        self._bench, self.clock = bench, bench.clock
+        self._bench = bench
+        self.clock: Clock = bench.clock
 
     def drain(self, types: Types = None, limit: int = RUNS_MAX) -> list[Ran]:
         """Runs every job that one of the types (default: all registered ones) can run, one after the other."""
@@ -76,7 +77,8 @@ class MemoryNode(Node):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench, INLINE)
-        self._bench, self.clock = bench, bench.clock
+        self._bench = bench
+        self.clock: Clock = bench.clock
         self._running: set[asyncio.Task[None]] = set()
 
     async def drain(self, types: Types = None, limit: int = RUNS_MAX) -> list[Ran]:

@@ -33,7 +33,7 @@ class Clock:
     """The time of a test, `now`, in seconds since the epoch. It moves only when told to, never back."""
 
     def __init__(self, now: float) -> None:
-        self.now = now
+        self.now: float = now
 
     def advance(self, seconds: float) -> None:
         self.now += max(0.0, seconds)

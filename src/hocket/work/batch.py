@@ -36,6 +36,8 @@ from hocket.work.runner import Run
 PASSES_MAX = 32
 # A worker remembers this many of them, and forgets first the one that it has left alone longest.
 RESTS_MAX = 10_000
+# Without a hint, an idle worker looks at the queue after this long, or up to twice as long.
+LOOK_S = 1.0
 
 
 class Batch(NamedTuple):
@@ -99,7 +101,7 @@ class BatchResult(NamedTuple):
         """How long until the next look at the queue without a hint: until the next job is due, else a slow, uneven
         beat.
         """
-        slow = chance.uniform(1.0, 2.0)
+        slow = chance.uniform(LOOK_S, 2 * LOOK_S)
         again_at = self.claims.again_at
         return slow if again_at is None else min(slow, max(0.0, (again_at - self.now_ms) / 1000.0) + 0.001)
 

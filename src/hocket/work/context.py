@@ -11,11 +11,12 @@ import msgspec
 
 from hocket.errors import NotAuthorised
 from hocket.families.jobs.rules import Job
-from hocket.families.jobs.view import results_before, results_of
+from hocket.families.jobs.view import results_before
 from hocket.families.json_values import encode_json
 from hocket.kernel.extension import part
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Beat, decode
+from hocket.kernel.policy import covers
 from hocket.kernel.vocabulary import JOB, Payload, SaveCheckpoint, Subject, number_of
 from hocket.store import Session
 from hocket.work.handlers import JobType
@@ -56,10 +57,10 @@ class Context(Generic[N_co]):
     def __init__(self, run: Run) -> None:
         self._run = run
         self._asked: dict[str, int] = {}
-        self.kind = run.job.kind
-        self.fence = run.job.fence
+        self.kind: str = run.job.kind
+        self.fence: int = run.job.fence
         """The fence of this claim. Pass it to the resource that you change, and let that refuse lower numbers."""
-        self.attempt = run.job.failures + 1
+        self.attempt: int = run.job.failures + 1
         """Which try this is: 1 for the first, one more after each failure. A claim that was lost or returned is not a
         try of its own. `hocket retry` starts again from 1.
         """
@@ -85,16 +86,20 @@ class Context(Generic[N_co]):
         """The results of the jobs that this one comes after, in the order of `after`, as plain JSON values.
         `results_of` gives them as the types that their handlers return.
         """
-        job = self._run.job
-        found: list[Any] = self._run.products.kit.read(lambda session: results_before(session, job))
-        return found
+        return [value for _, value in self._results()]
 
     def results_of(self, job: JobType[..., R]) -> list[R]:
         """The results of those jobs of this kind that this one comes after, each as the type that their handler
         returns.
         """
-        found = self._run.products.kit.read(lambda session: results_of(session, self._run.job, job.kind))
+        found = [(ulid_text(each.id), value) for each, value in self._results() if covers(job.kind, each.kind)]
         return [value if job.signature is None else job.signature.result(job_id, value) for job_id, value in found]
+
+    def _results(self) -> list[tuple[Job, Any]]:
+        """The jobs that this one comes after, with their results."""
+        job, kit = self._run.job, self._run.products.kit
+        found: list[tuple[Job, Any]] = kit.read(lambda session: results_before(session, job, kit.blobs, kit.fetch))
+        return found
 
     @cached_property
     def node(self) -> N_co:

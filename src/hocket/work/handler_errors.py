@@ -89,7 +89,7 @@ class Later(HocketError):
     """
 
     def __init__(self, delay: str | int | float, reason: str = "") -> None:
-        self.delay_ms = duration_ms(delay)
+        self.delay_ms: int = duration_ms(delay)
         if not DELAY_MS_MIN <= self.delay_ms <= DELAY_MS_MAX:
             raise Usage(f"bad delay {delay!r}: it must be between {DELAY_MS_MIN} ms and {span(DELAY_MS_MAX)}")
         super().__init__(reason or f"postponed by {delay}")

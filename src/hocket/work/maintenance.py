@@ -80,8 +80,12 @@ class Maintenance:
         await self._access.call(lambda: log.release(accepting.accept))
 
     async def _evict(self) -> None:
-        access, node = self._access, self._access.log.node
-        if not await access.peek(lambda session: artifacts.is_due(session, node, self._now(session))):
+        access, log = self._access, self._access.log
+
+        def is_due(session: Session) -> bool:
+            return artifacts.is_due(session, log.permissions(session), log.node, self._now(session))
+
+        if not await access.peek(is_due):
             return
         if not await artifacts.maintenance(access, self._blobs, self._troubles):
             # It stays due, and trying each second would cost a transaction each time.

@@ -10,7 +10,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -63,6 +63,9 @@ INLINE_BYTES_MAX = 64 * 1024
 # How many bytes the artifacts of one run may have inside ops if another member submitted the job. The rest goes into
 # blobs, which are not on the log.
 MEMBER_INLINE_BYTES_MAX = 256 * 1024
+if TYPE_CHECKING:
+    from hocket.families.jobs.apart import FetchBlob
+
 TYPE_CHARS_MAX = 255
 INPUTS_MAX = 1_000
 # An op can cite a little more than a thousand others, and the completion cites every record of a model call.
@@ -127,9 +130,9 @@ class RunServices(NamedTuple):
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
     a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
     a result that are there to those who follow the job. `room` is how many bytes the outputs of a job may have, None if
-    there is no limit. `payload` gives the payload of a job; the second argument is what its op has. `clock_ms` is the
-    node's clock in milliseconds. `pacers` make what paces every run of this process, and `beat_ms` is one beat of the
-    cluster's tempo, None without a tempo.
+    there is no limit. `payload` gives the payload of a job; the second argument is what its op has. `fetch` gives a
+    blob of another node. `clock_ms` is the node's clock in milliseconds. `pacers` make what paces every run of this
+    process, and `beat_ms` is one beat of the cluster's tempo, None without a tempo.
     """
 
     blobs: Blobs
@@ -143,6 +146,7 @@ class RunServices(NamedTuple):
     stream: Callable[[RunParts], None] = lambda parts: None
     room: Callable[[Job], int | None] = lambda job: None
     payload: Callable[[Job, bytes], bytes] = lambda job, inline: inline
+    fetch: "FetchBlob | None" = None
     clock_ms: Callable[[], int] = lambda: 0
     pacers: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     beat_ms: Callable[[], int | None] = lambda: None

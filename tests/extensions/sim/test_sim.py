@@ -258,3 +258,21 @@ def test_messages_that_two_consumers_have_or_a_stale_one_ends_are_found() -> Non
     }
     late = MessageRun(message, 0, 0, 1, asked=1.5, told=1.6)
     assert broken(late, MessageRun(message, 1, 1.2, 2)) == {"only the lease holder ends a delivery"}
+
+
+def test_what_is_under_way_when_a_program_on_virtual_time_ends_is_cancelled() -> None:
+    ended = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.sleep(1_000_000)
+        finally:
+            ended.append("endless")
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(endless()))
+        await asyncio.sleep(1)
+
+    tasks: list[asyncio.Task[None]] = []
+    loop.run(main())
+    assert ended == ["endless"] and tasks[0].cancelled()

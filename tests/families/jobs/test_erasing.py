@@ -11,7 +11,7 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.errors import Conflict, Failed, Usage
+from hocket.errors import Conflict, Failed, Unreachable, Usage
 from hocket.families import artifacts, erasing
 from hocket.families.jobs import apart, view
 from hocket.families.jobs.drafts import draft
@@ -75,9 +75,28 @@ def test_the_log_has_a_salted_hash_and_the_handler_the_payload(node: MemorySyncN
     assert len(hashes) == 2 and blobs(node) == 4
     assert shown(node, one.job_id)["payload"] == shown(node, one.job_id)["result"] == ANN
     assert shown(node, one.job_id)["erased"] is None
-    # A program is told where the result is.
-    found = one.result()
-    assert set(found) == {"artifact_id", "size"}
+    assert one.result() == ANN
+    assert node.gather(one, other) == [ANN, ANN]
+
+
+def test_a_job_gets_the_results_that_are_apart(node: MemorySyncNode) -> None:
+    seen: list[object] = []
+
+    @hocket.job("acme.read")
+    def read(ctx: hocket.Context) -> None:
+        seen.extend([*ctx.results, *ctx.results_of(scan)])
+
+    node.submit(scan, **ANN).then(read)
+    node.work([scan, read], until_idle=True)
+    assert seen == [ANN, ANN]
+
+
+def test_the_result_of_an_erased_job_is_gone(node: MemorySyncNode) -> None:
+    handle = node.submit(scan, **ANN)
+    node.work([scan], until_idle=True)
+    handle.erase(WHY)
+    with pytest.raises(Failed, match=WHY):
+        handle.result()
 
 
 @pytest.mark.parametrize(("size", "is_apart"), [(99, False), (100, True)])
@@ -223,6 +242,27 @@ def test_a_worker_elsewhere_fetches_the_payload_and_forgets_it_when_it_is_erased
                 assert not place.runtime.blobs.has(bytes.fromhex(apart_of["hash"]))
                 shown = place.runtime.show(ulid_text(made[0].job_id))
                 assert shown["payload"] is None and shown["erased"]["reason"] == WHY
+            finally:
+                await place.close()
+
+    asyncio.run(test())
+
+
+def test_a_result_that_is_apart_on_another_node_is_fetched_or_the_node_is_named(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with mesh_world(tmp_path, "owner") as (owner,):
+            place = await enrolled(tmp_path / "worker", owner, MESH_WORKER)
+            try:
+                made = owner.runtime.submit([draft("acme.scan", ANN, {"content_apart": 0})])
+                await owner.node.work([scan], until_idle=True)
+                place.befriend(owner.address, owner.id)
+                await place.exchanges.visit(owner.address)
+                handle = place.node.job(ulid_text(made[0].job_id))
+                assert await handle.result() == ANN
+                assert not list(place.runtime.blobs.all()), "what was fetched is not kept"
+                await owner.stop_serving()
+                with pytest.raises(Unreachable, match="no reachable node has"):
+                    await handle.result()
             finally:
                 await place.close()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from hocket.api import Service, ServiceAnswer
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.mesh_rules import HOCKET
+from hocket.log.copies import import_ops
 from hocket.log.snapshots.checking import SnapshotAudit, check_snapshot
 from hocket.log.snapshots.folder import SnapshotFolder
 from hocket.log.snapshots.loading import load_snapshot as put_snapshot
@@ -30,7 +31,8 @@ class SnapshotShown(ServiceAnswer, frozen=True):
 
 class SnapshotLoaded(ServiceAnswer, frozen=True):
     """What came in with a snapshot, and how many settled ops of this log went. `rewritten` counts late ops of this node
-    that were written again, `dropped` those of them that would not count any more.
+    that were written again, `dropped` those of them that would not count any more. `later` are ops after the horizon
+    that came with it, and `rejected` those of them that were not taken.
     """
 
     horizon_ms: int
@@ -38,6 +40,8 @@ class SnapshotLoaded(ServiceAnswer, frozen=True):
     deleted: int
     rewritten: int
     dropped: int
+    later: int
+    rejected: int
 
 
 def _snapshot_shown(mesh: str, audit: SnapshotAudit) -> SnapshotShown:
@@ -48,8 +52,10 @@ def _snapshot_shown(mesh: str, audit: SnapshotAudit) -> SnapshotShown:
 
 
 def write_snapshot(service: Service, path: str | Path) -> SnapshotShown:
-    """Writes what remains up to the horizon into a new folder, from which another node can begin."""
-    write_folder(service.runtime.log, Path(path))
+    """Writes what remains into a new folder, from which another node can begin: up to the horizon under its root, and
+    what has come since.
+    """
+    write_folder(service.runtime.log, Path(path), with_later=True)
     return verify_snapshot(service, path)
 
 
@@ -73,6 +79,12 @@ def prove_snapshot(service: Service | None, path: Path) -> SnapshotShown:
 def load_snapshot(service: Service, path: str | Path) -> SnapshotLoaded:
     """Begins this log anew from a snapshot: what is settled is then what the snapshot has."""
     service.check_writer()
-    done = put_snapshot(service.runtime.log, SnapshotFolder(Path(path)))
+    folder = SnapshotFolder(Path(path))
+    done = put_snapshot(service.runtime.log, folder)
+    later = rejected = 0
+    if (file := folder.later()) is not None:
+        with file.open("rb") as source:
+            admitted = import_ops(service.runtime.log, source)
+        later, rejected = admitted.appended, admitted.rejected + admitted.unread
     counts = done.added, done.deleted, done.rewritten, done.dropped
-    return SnapshotLoaded(done.audit.horizon.payload.at_ms, *counts)
+    return SnapshotLoaded(done.audit.horizon.payload.at_ms, *counts, later, rejected)

@@ -11,6 +11,8 @@ from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from hocket.cancelling import end_loop
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -133,11 +135,11 @@ def _task(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = 
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs one coroutine to its end on a loop of its own."""
+    """Runs one coroutine to its end on a loop of its own. What it leaves under way is cancelled."""
     loop = VirtualLoop()
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)
     finally:
         asyncio.set_event_loop(None)
-        loop.close()
+        end_loop(loop)

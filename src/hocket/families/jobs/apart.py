@@ -12,7 +12,7 @@ from hocket.kernel.clock import wall_text
 from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import ApartContent
-from hocket.kernel.vocabulary import EraseContent
+from hocket.kernel.vocabulary import CreateArtifact, EraseContent
 from hocket.store import Session
 
 SALT_BYTES = 32
@@ -79,6 +79,19 @@ def payload_of(session: Session, blobs: ReadsBlobs, job: Job, inline: bytes, fet
     if blob is None and fetch is not None:
         blob = fetch(apart.digest, apart.size)
     return unsalted(apart, blob, f"the payload of job {ulid_text(job.id)}")
+
+
+def result_of(blobs: ReadsBlobs, job: Job, made: CreateArtifact, fetch: FetchBlob | None = None) -> bytes | None:
+    """The content of the artifact that is the result of a job. Without `fetch` it may be None; otherwise the call
+    raises Unreachable. What was fetched is not kept.
+    """
+    blob = blobs.read(made.content_hash)
+    if blob is None and fetch is None:
+        return None
+    if blob is None and fetch is not None:
+        blob = fetch(made.content_hash, made.size_bytes)
+    apart = ApartContent(made.content_hash.hex(), made.size_bytes)
+    return unsalted(apart, blob, f"the result of job {ulid_text(job.id)}")
 
 
 def unsalted(apart: ApartContent, blob: bytes | None, what: str) -> bytes:

@@ -16,7 +16,6 @@ from hocket.kernel.arbitration import BY_NUMBER, Reason
 from hocket.kernel.clock import hlc_text, unpack, wall_text
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode, stamp_json
-from hocket.kernel.policy import covers
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.vocabulary import (
     JOB,
@@ -44,7 +43,7 @@ from hocket.kernel.vocabulary import (
 from hocket.store import Artifact, JobEntry, JobFilter, OpRow, Session, Stage
 
 if TYPE_CHECKING:
-    from hocket.families.jobs.apart import Erasure, ReadsBlobs
+    from hocket.families.jobs.apart import Erasure, FetchBlob, ReadsBlobs
 
 _ABOUT_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 # The reason of an offer that the coordinator has accepted, and how that of a claim begins that it has refused.
@@ -270,10 +269,11 @@ def _shown_payload(session: Session, job: Job, schedule: ScheduleJob, blobs: "Re
         return msgspec.to_builtins(job.policy.content)
 
 
-def result(session: Session, job: Job, blobs: "ReadsBlobs | None" = None) -> Any:
+def result(session: Session, job: Job, blobs: "ReadsBlobs | None" = None, fetch: "FetchBlob | None" = None) -> Any:
     """The handler's result, or else its parts together; None if there is neither. Raises Failed if it was evicted, or
     is not known here. Parts that are too large for a result are an artifact, whose id and size are the result; so is a
-    result that is apart from the log, unless it is in the blobs.
+    result that is apart from the log, unless it is in the blobs. With `fetch` it comes from another node, or the call
+    raises Unreachable.
     """
     named = [_creation(session, artifact_id) for artifact_id in job.artifacts]
     made = _of_type(named, (RESULT_TYPE,)) or _of_type(named, WHOLE_TYPES)
@@ -288,12 +288,12 @@ def result(session: Session, job: Job, blobs: "ReadsBlobs | None" = None) -> Any
     if made.artifact_type in WHOLE_TYPES:
         return _joined(made)
     if made.content_inline is None and job.policy.content_apart is not None:
-        blob = None if blobs is None else blobs.read(made.content_hash)
-        if blob is None:
-            return {"artifact_id": ulid_text(made.artifact_id), "size": made.size_bytes}
-        from hocket.families.jobs.apart import SALT_BYTES
+        from hocket.families.jobs.apart import NO_BLOBS, result_of
 
-        return _json(blob[SALT_BYTES:])
+        content = result_of(blobs or NO_BLOBS, job, made, fetch)
+        if content is None:
+            return {"artifact_id": ulid_text(made.artifact_id), "size": made.size_bytes}
+        return _json(content)
     return None if made.content_inline is None else _json(made.content_inline)
 
 
@@ -504,14 +504,11 @@ def _shallow(value: Any) -> Any:
     return {"omitted": f"it is nested more than {DEPTH_MAX} levels deep"}
 
 
-def results_before(session: Session, job: Job) -> list[Any]:
-    """The results of the jobs that this one comes after, in the order in which it names them."""
-    return [result(session, each) for each in _before(session, job)]
-
-
-def results_of(session: Session, job: Job, kind: str) -> list[tuple[str, Any]]:
-    """The ids and results of those jobs of a kind that this one comes after."""
-    return [(ulid_text(each.id), result(session, each)) for each in _before(session, job) if covers(kind, each.kind)]
+def results_before(
+    session: Session, job: Job, blobs: "ReadsBlobs | None" = None, fetch: "FetchBlob | None" = None
+) -> list[tuple[Job, Any]]:
+    """The jobs that this one comes after, in the order in which it names them, with their results."""
+    return [(each, result(session, each, blobs, fetch)) for each in _before(session, job)]
 
 
 def _before(session: Session, job: Job) -> Iterator[Job]:

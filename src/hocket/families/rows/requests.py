@@ -115,6 +115,9 @@ class ConflictDetails(msgspec.Struct, frozen=True):
 class RowConflict(Conflict):
     """The row has another version than the writer had read, and the write's value is not in the row."""
 
+    row: StoredRow
+    conflict: str | None
+
     def __init__(self, row: StoredRow, conflict: str | None) -> None:
         changed = "deleted it at" if row.deleted else "wrote version"
         by = f"{row.agent}@{row.node}" if row.agent else f"node {row.node}"

@@ -6,10 +6,10 @@ from typing import NamedTuple
 from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc, pack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
-from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, RevokeUcan
+from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, RevokeUcan, SetSuccession, TakeOver
 
-# These always count: who may write must not depend on when a node heard of it.
-NEVER_LATE = (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork)
+# These always count: who may write, and who decides, must not depend on when a node heard of it.
+NEVER_LATE = (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork, SetSuccession, TakeOver)
 _NONE = Hlc(0, 0, 0)
 
 

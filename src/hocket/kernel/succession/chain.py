@@ -55,7 +55,7 @@ class TenureStart(NamedTuple):
 
     @property
     def is_takeover(self) -> bool:
-        return self.term > 0
+        return bool(self.follows)
 
 
 class Candidacy(NamedTuple):

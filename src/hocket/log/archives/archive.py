@@ -1,13 +1,16 @@
 """What is in an archive, whatever target it is in. Also the way back: the ops of an archive in the order in which they
-were written.
+were written. The first archive of a log that is pruned already begins with a snapshot of its horizon, in a folder
+beside those of the authors: it has who admitted them, what remained, and after which entries their files begin.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from heapq import merge
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from hocket.errors import Failed, Usage
@@ -15,21 +18,31 @@ from hocket.kernel.ids import parse_node
 from hocket.kernel.ops import Op
 from hocket.kernel.ops import decode as decode_op
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.snapshots.chunks import SnapshotManifest
 from hocket.log.archives.day_file import DayFile, decode, file_name, place_in
 from hocket.log.archives.git_repository import GIT, git_target
 from hocket.log.archives.targets import ArchiveTarget, folder_target, read_bytes
+from hocket.log.snapshots.folder import MANIFEST, SnapshotFolder
 
 
 def target_at(address: str | Path) -> ArchiveTarget:
-    """The target of an address: git+DIR, or the path of a folder. Raises Usage."""
+    """The target of an address: git+DIR, s3://BUCKET/PREFIX, or the path of a folder. Raises Usage."""
     text = str(address)
     if text.startswith(GIT):
         if text == GIT:
             raise Usage("git+ needs the folder of a repository, like git+/backup/hocket")
         return git_target(Path(text.removeprefix(GIT)).absolute())
+    if text.startswith("s3://"):
+        from hocket.log.archives.s3_bucket import s3_target  # few need it
+
+        return s3_target(text)
     if "://" in text:
-        raise Usage(f"unknown archive {text}; give a folder, or git+DIR")
+        raise Usage(f"unknown archive {text}; give a folder, git+DIR, or s3://BUCKET/PREFIX")
     return folder_target(Path(text).absolute())
+
+
+# The folder of the snapshot with which an archive begins.
+SNAPSHOT = "snapshot"
 
 
 class ArchivePlace(NamedTuple):
@@ -56,7 +69,7 @@ class Archive:
         found: defaultdict[str, list[str]] = defaultdict(list)
         for name in self.target.names():
             author, _, file = name.partition("/")
-            if _is_author(author):
+            if _is_author(author) or author == SNAPSHOT:
                 found[author].append(file)
         return found
 
@@ -66,7 +79,7 @@ class Archive:
         return sorted(ArchivePlace(author, *each) for each in found if each is not None)
 
     def authors(self) -> list[str]:
-        return sorted(self._names)
+        return sorted(self._names.keys() - {SNAPSHOT})
 
     def all_places(self) -> list[ArchivePlace]:
         """Every file, by author. Raises Usage if there is none."""
@@ -83,6 +96,34 @@ class Archive:
             for name in sorted(self._names[author]):
                 if place_in(name) is None:
                     yield f"{author}/{name}"
+
+    def has_snapshot(self) -> bool:
+        return MANIFEST in self._names.get(SNAPSHOT, ())
+
+    @contextmanager
+    def snapshot(self) -> Iterator[SnapshotFolder | None]:
+        """The snapshot with which it begins, if it has one. Raises Malformed."""
+        if not self.has_snapshot():
+            yield None
+        elif self.target.path is not None:
+            yield SnapshotFolder(self.target.path / SNAPSHOT)
+        else:
+            with TemporaryDirectory(prefix="hocket-archive-") as directory:
+                for name in self._names[SNAPSHOT]:
+                    (Path(directory) / name).write_bytes(self.target.read(f"{SNAPSHOT}/{name}"))
+                yield SnapshotFolder(Path(directory))
+
+    def put_snapshot(self, write: Callable[[Path], SnapshotManifest]) -> tuple[SnapshotManifest, int]:
+        """Stores the files that are written into a folder, the manifest last, and gives it and their size. Raises
+        StoreError.
+        """
+        size = 0
+        with TemporaryDirectory(prefix="hocket-archive-") as directory:
+            manifest = write(path := Path(directory) / SNAPSHOT)
+            for file in sorted(path.iterdir(), key=lambda each: (each.name == MANIFEST, each.name)):
+                self.target.put(f"{SNAPSHOT}/{file.name}", data := file.read_bytes())
+                size += len(data)
+        return manifest, size
 
     def shown(self, place: ArchivePlace) -> str:
         return f"{self.target.shown.rstrip('/')}/{place.name}"

@@ -1,27 +1,31 @@
 """Proves an archive from its own bytes: every op is the one that its author signed, none is missing between the first
 and the last, and each is in the file of its day. It trusts no node and no database. The authors' keys must be those of
-the delegations in the archive that lead back to the user.
+the delegations in the archive that lead back to the user. If it begins with a snapshot, what came before is not in it.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from hocket.errors import Failed
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text, parse_node, ulid_text
+from hocket.kernel.mesh_rules import HOCKET
 from hocket.kernel.ops import NO_ID, Op, decode, link_to
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
-from hocket.log.archives.archive import Archive, read_file, target_at
+from hocket.log.archives.archive import SNAPSHOT, Archive, read_file, target_at
 from hocket.log.archives.day_file import DayFile, day_of, file_name
 from hocket.log.author_check import op_fault
 from hocket.log.parallel import Helpers, in_parallel
+from hocket.log.snapshots.checking import check_snapshot
 
 FINDINGS_MAX = 100
 
@@ -35,7 +39,9 @@ class ArchiveFinding(NamedTuple):
 
 
 class ArchiveAudit(NamedTuple):
-    """`mesh` is the user whose key the archive says it is of; empty if no file could be read."""
+    """`mesh` is the user whose key the archive says it is of; empty if no file could be read. `begins_ms` is the time
+    of the horizon at which it begins, if it begins with a snapshot.
+    """
 
     files: int
     ops: int
@@ -43,6 +49,7 @@ class ArchiveAudit(NamedTuple):
     first_day: str
     last_day: str
     findings: list[ArchiveFinding]
+    begins_ms: int | None = None
 
 
 def verify_archive(
@@ -60,6 +67,7 @@ def verify_archive(
         return checker.audit()
     archive = Archive(target_at(address))
     places = archive.all_places()
+    checker.begin_with(archive)
     for name in archive.strangers():
         checker.report(name, None, "it is no file of an archive")
     for done, place in enumerate(places, start=1):
@@ -78,6 +86,9 @@ class _Checker:
         self._last: tuple[bytes, Hlc] | None = None
         self._keys: dict[str, bytes] = {}
         self._delegations: list[Delegation] = []
+        # The entries after which authors begin, and when that was.
+        self._begins: dict[str, tuple[bytes, Hlc]] = {}
+        self._begins_ms: int | None = None
         self._days: list[str] = []
         self._files = self._ops = 0
         self.findings: list[ArchiveFinding] = []
@@ -88,12 +99,33 @@ class _Checker:
 
     def audit(self) -> ArchiveAudit:
         days = sorted(self._days) or [""]
-        return ArchiveAudit(self._files, self._ops, self._mesh or "", days[0], days[-1], self.findings)
+        counts = self._files, self._ops, self._mesh or "", days[0], days[-1]
+        return ArchiveAudit(*counts, self.findings, self._begins_ms)
+
+    def begin_with(self, archive: Archive) -> None:
+        """Proves the snapshot with which the archive begins, if there is one."""
+        if not archive.has_snapshot():
+            return
+        self._files += 1
+        try:
+            with archive.snapshot() as folder:
+                assert folder is not None
+                self._mesh = self._mesh or folder.mesh()
+                audit = check_snapshot(folder, self._mesh, HOCKET, round(time.time() * 1000), self._helpers)
+                law = [decode(raw) for raw in folder.manifest().law]
+        except (Malformed, Failed) as error:
+            self.report(SNAPSHOT, None, str(error))
+            return
+        moved = audit.horizon.payload
+        self._begins_ms = moved.at_ms
+        self._begins = {node_text(each.node): (each.entry, each.at) for each in moved.heads}
+        for op in law:
+            self._note_delegation(op)
 
     def begin(self, author: str) -> None:
         """The next file is of this author. If the one before was not, it must be the author's first."""
         if author != self._author:
-            self._author, self._last = author, (NO_ID, Hlc(0, 0, 0))
+            self._author, self._last = author, self._begins.get(author, (NO_ID, Hlc(0, 0, 0)))
 
     def file(self, name: str, read: Callable[[], DayFile]) -> None:
         self._files += 1
@@ -133,9 +165,12 @@ class _Checker:
             self._check_order(name, op)
             if day_of(op.timestamp.wall) != file.header.day:
                 self.report(name, op.id, f"it was written on {day_of(op.timestamp.wall)}")
-            if isinstance(op.payload, DelegateUcan):
-                with suppress(Malformed):
-                    self._delegations.append(read_ucan(op.payload.ucan_bytes))
+            self._note_delegation(op)
+
+    def _note_delegation(self, op: Op) -> None:
+        if isinstance(op.payload, DelegateUcan):
+            with suppress(Malformed):
+                self._delegations.append(read_ucan(op.payload.ucan_bytes))
 
     def _check_order(self, name: str, op: Op) -> None:
         if self._last is not None:

@@ -25,6 +25,8 @@ from hocket.kernel.vocabulary import (
     RouteKind,
     ScheduleJob,
     SetSchedule,
+    SetSuccession,
+    TakeOver,
     number_of,
 )
 from hocket.log import Log
@@ -39,7 +41,7 @@ _CONTEXT = tuple(
     number_of(each)
     for each in (
         *(DelegateUcan, RevokeUcan, RevokeRoot, ReportFork),
-        *(DesignateCoordinator, RouteKind, SetSchedule),
+        *(DesignateCoordinator, SetSuccession, TakeOver, RouteKind, SetSchedule),
     )
 )
 # The ops that the ops of a job cite are read too, and those that these cite.

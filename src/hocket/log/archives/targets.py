@@ -1,4 +1,4 @@
-"""Where an archive can be: a folder or a git repository. A target knows names and bytes, and nothing
+"""Where an archive can be: a folder, a git repository or an object store. A target knows names and bytes, and nothing
 of ops.
 """
 

@@ -1,5 +1,6 @@
 """Writes the ops of whole days into an archive. It goes on after what the archive has already, and writes the last file
-of each author again if the log has more ops of that day by now.
+of each author again if the log has more ops of that day by now. The first archive of a log that is pruned already
+begins at its horizon, with a snapshot.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hocket.errors import Conflict, Failed, StoreError
+from hocket.families.retention.facts import AuthorHead, MoveHorizon
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import node_text
@@ -15,10 +17,11 @@ from hocket.kernel.ops import NO_ID, decode, link_to
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.vocabulary import Bundle, Sanitised, number_of
 from hocket.log import Log
-from hocket.log.archives.archive import Archive, ArchivePlace, target_at
+from hocket.log.archives.archive import SNAPSHOT, Archive, ArchivePlace, target_at
 from hocket.log.archives.day_file import FORMAT, DayFile, Header, day_of, encode, fits, start_of
 from hocket.log.archives.reached import ArchivedHead, note_archive, noted_heads
 from hocket.log.audit import author_keys
+from hocket.log.snapshots.writing import write_snapshot
 from hocket.store import OpRow, Session
 
 BATCH = 1_000
@@ -55,10 +58,17 @@ def write_archive(
     archive, until_ms, done = Archive(target), start_of(day_of(before_ms)), 0
     heads: dict[bytes, ArchivedHead] = {}
     with nullcontext() if dry_run else target.writing():
+        begins = _begins(log, archive)
+        if begins is None:
+            begins, size = _heads(log), 0
+            if not dry_run:
+                manifest, size = archive.put_snapshot(lambda path: write_snapshot(log, path))
+                begins = _heads_of(manifest.horizon)
+            yield Archived(SNAPSHOT, 0, size)
         for author in authors:
             if author not in keys:
                 raise StoreError(f"no delegation says which key node {node_text(author)} has. Run `hocket log verify`")
-            days = _AuthorDays(log, archive, author, keys[author], until_ms)
+            days = _AuthorDays(log, archive, author, keys[author], until_ms, begins.get(author))
             days.noted = noted.get(author.to_bytes(8, "big"))
             for file in days.files():
                 place = ArchivePlace(file.header.author, file.header.day, file.header.part)
@@ -75,13 +85,57 @@ def write_archive(
             note_archive(session, target.shown, log.physical(), until_ms, heads)
 
 
-class _AuthorDays:
-    """The days of one author that had ended at `until_ms`. `head` is where they end, once `files` is through."""
+def _begins(log: Log, archive: Archive) -> dict[int, AuthorHead] | None:
+    """After which entries the files of authors begin, if not with their first. None if the archive has yet to get the
+    snapshot that says so.
+    """
+    if archive.has_snapshot():
+        with archive.snapshot() as folder:
+            assert folder is not None
+            if (mesh := folder.mesh()) != log.user:
+                raise _of_another_mesh(archive, mesh)
+            return _heads_of(folder.manifest().horizon)
+    with log.store.read() as session:
+        row = session.horizon()
+        if row is None or archive.authors() or not session.gaps():
+            return {}
+    if not row.is_deleted:
+        raise Conflict(
+            "a part of the log was deleted without an archive, and what the next horizon let go waits for one, which"
+            " would not be whole; waive it once with `hocket retain … --no-archive`, and archive from then on"
+        )
+    return None
 
-    def __init__(self, log: Log, archive: Archive, author: int, key: bytes, until_ms: int) -> None:
+
+def _heads(log: Log) -> dict[int, AuthorHead]:
+    with log.store.read() as session:
+        row = session.horizon()
+        stored = None if row is None else session.op(row.op)
+    return {} if stored is None else _heads_of(stored.body)
+
+
+def _heads_of(op: bytes) -> dict[int, AuthorHead]:
+    moved = decode(op).payload
+    assert isinstance(moved, MoveHorizon)
+    return {each.node: each for each in moved.heads}
+
+
+def _of_another_mesh(archive: Archive, mesh: str) -> Conflict:
+    return Conflict(f"{archive.target.shown} is the archive of another mesh, {mesh}; use another folder")
+
+
+class _AuthorDays:
+    """The days of one author that had ended at `until_ms`, behind the entry `begin` if there is one. `head` is where
+    they end, once `files` is through.
+    """
+
+    def __init__(
+        self, log: Log, archive: Archive, author: int, key: bytes, until_ms: int, begin: AuthorHead | None
+    ) -> None:
         self._log, self._archive, self._until_ms = log, archive, until_ms
         self._author, self._key = author, key
-        self.head: ArchivedHead | None = None
+        self._begin = None if begin is None else ArchivedHead(pack(begin.at), begin.entry)
+        self.head = self._begin
         self.noted: ArchivedHead | None = None
         """Where the last complete run has ended. What is archived may be pruned since."""
 
@@ -90,7 +144,8 @@ class _AuthorDays:
         places = self._archive.places(node_text(self._author))
         last = places[-1] if places else None
         if last is None:
-            day, part, ops, previous, after = "", 0, list[bytes](), NO_ID, bytes(20)
+            begin = self._begin or ArchivedHead(bytes(20), NO_ID)
+            day, part, ops, previous, after = "", 0, list[bytes](), begin.entry_id, begin.hlc
         else:
             day, part, ops = last.day, last.part, self._read(last).ops
             previous = self._end(ops[-1]).entry_id
@@ -140,9 +195,7 @@ class _AuthorDays:
         except Malformed as error:
             raise Conflict(f"{self._archive.shown(place)} is damaged: {error}. Remove it, and archive again") from None
         if file.header.mesh != self._log.user:
-            raise Conflict(
-                f"{self._archive.target.shown} is the archive of another mesh, {file.header.mesh}; use another folder"
-            )
+            raise _of_another_mesh(self._archive, file.header.mesh)
         return file
 
     def _foreign(self, place: ArchivePlace) -> Conflict:

@@ -32,13 +32,13 @@ from hocket.kernel.vocabulary import Subject
 from hocket.log.archives.reached import archived_heads
 from hocket.log.checkpoints.horizon_notes import cosign_horizon, horizon_checkpoint, horizon_witnesses, members_of
 from hocket.log.citations import keyed
-from hocket.log.permissions import Permissions, writers
+from hocket.log.permissions import Permissions
 from hocket.log.retention.remaining import references
 from hocket.log.retention.settling import NEVER_COUNTS, Settlement, heads_at, later_ops, settle
 from hocket.log.transaction import GAPS, Transaction
 from hocket.store import Session, Store
 from hocket.store.checkpoint_rows import CheckpointState
-from hocket.store.horizon_rows import GapRow, HorizonRow
+from hocket.store.horizon_rows import PREPARING, GapRow, HorizonRow
 from hocket.store.op_rows import BUNDLE
 
 T = TypeVar("T")
@@ -50,8 +50,6 @@ PREPARE_STEP = 1_000
 # The horizon moves so often while the shortest rule keeps something, within these bounds.
 MOVES_PER_KEEP = 24
 EVERY_MS_MIN, EVERY_MS_MAX = 3_600_000, 86_400_000
-# The store's key of which process prepares the next horizon.
-PREPARING = "preparing"
 
 
 class RetentionLog(Protocol):
@@ -61,7 +59,6 @@ class RetentionLog(Protocol):
     author: bytes
     user: str
     store: Store
-    is_shared: bool
     physical: Callable[[], int]
 
     @property
@@ -69,6 +66,7 @@ class RetentionLog(Protocol):
     @property
     def signer(self) -> OpSigner: ...
     def permissions(self, session: Session | None = None) -> Permissions: ...
+    def sharers(self, session: Session) -> set[int]: ...
     def run(self, request: Callable[[Transaction], T]) -> T: ...
 
 
@@ -126,7 +124,7 @@ class HorizonKeeper:
         permissions = log.permissions(session)
         if session.own_meta(GAPS) is not None or not permissions.authority.reads_everything(log.node, log.physical()):
             return "this node does not hold every op"
-        if log.is_shared and len(writers(session, permissions)) > 1:
+        if log.sharers(session):
             return "several nodes share this store"
         return None
 

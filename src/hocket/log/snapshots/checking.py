@@ -32,6 +32,8 @@ from hocket.kernel.vocabulary import (
     ReportFork,
     RevokeRoot,
     RevokeUcan,
+    SetSuccession,
+    TakeOver,
 )
 from hocket.log.author_check import op_fault
 from hocket.log.checkpoints.horizon_notes import horizon_checkpoint, members_of, witnesses_of
@@ -41,7 +43,7 @@ from hocket.log.snapshots.folder import SnapshotFolder
 from hocket.store import MEMORY
 from hocket.store import open as open_store
 
-LAW = (DelegateUcan, RevokeUcan, RevokeRoot, DesignateCoordinator, ReportFork)
+LAW = (DelegateUcan, RevokeUcan, RevokeRoot, DesignateCoordinator, SetSuccession, TakeOver, ReportFork)
 
 
 class SnapshotEntry(NamedTuple):

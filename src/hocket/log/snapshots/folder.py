@@ -1,11 +1,12 @@
 """The folder of a snapshot: a file for each chunk, and the manifest, which is written last. A folder without a manifest
 is unfinished. The same folder keeps what a node fetches from a peer: chunks that are there already are not fetched
-again.
+again. A folder that a person has asked for also has the ops after the horizon.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from msgspec.structs import replace
 
@@ -24,6 +25,8 @@ from hocket.kernel.snapshots.leaves import Leaf
 from hocket.store.files import sync_directory, written
 
 MANIFEST = "manifest"
+# What came after the horizon, as `hocket log export` writes ops: in a folder for a machine without a network.
+LATER = "later.ops"
 _SUFFIX = ".chunk"
 
 
@@ -72,11 +75,6 @@ class SnapshotFolder:
             return False
         return True
 
-    def strangers(self, manifest: SnapshotManifest) -> list[str]:
-        """What no snapshot has in its folder."""
-        known = {MANIFEST, *(self._chunk(number).name for number in range(len(manifest.chunks)))}
-        return sorted(name for name in self._names() if name not in known)
-
     def keep_chunks(self, count: int) -> None:
         """Drops the chunks of another snapshot that this one, which has so many, would not replace."""
         known = {self._chunk(number).name for number in range(count)}
@@ -89,6 +87,15 @@ class SnapshotFolder:
         """The chunk is there whole or not at all. Raises StoreError."""
         _put(self._chunk(number), data)
 
+    def later(self) -> Path | None:
+        """The file with the ops after the horizon, if there is one."""
+        path = self.path / LATER
+        return path if path.is_file() else None
+
+    def put_later(self, write: Callable[[BinaryIO], object]) -> None:
+        """The file is there whole or not at all. Raises StoreError."""
+        _write(self.path / LATER, write)
+
     def put_manifest(self, manifest: SnapshotManifest) -> None:
         """The chunks are on disk before the manifest is. Raises StoreError."""
         _put(self.path / MANIFEST, encode_manifest(manifest))
@@ -98,7 +105,7 @@ class SnapshotFolder:
         with written(self.path):
             (self.path / MANIFEST).unlink(missing_ok=True)
             for name in self._names():
-                if name.endswith((_SUFFIX, ".new")):
+                if _is_ours(name):
                     (self.path / name).unlink(missing_ok=True)
 
     def remove(self) -> None:
@@ -127,7 +134,7 @@ def write_folder(path: Path, manifest: SnapshotManifest, root: bytes, leaves: It
     folder = SnapshotFolder(path)
     with written(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if strangers := [name for name in folder._names() if not name.endswith((_SUFFIX, ".new")) and name != MANIFEST]:
+    if strangers := [name for name in folder._names() if not _is_ours(name)]:
         raise Usage(f"{path} has other files, such as {sorted(strangers)[0]}; name a new folder")
     folder.clear()
     ranges = []
@@ -156,12 +163,20 @@ def _read(path: Path, limit: int) -> bytes:
     return data
 
 
+def _is_ours(name: str) -> bool:
+    return name.endswith((_SUFFIX, ".new")) or name in (MANIFEST, LATER)
+
+
 def _put(path: Path, data: bytes) -> None:
+    _write(path, lambda file: file.write(data))
+
+
+def _write(path: Path, write: Callable[[BinaryIO], object]) -> None:
     unfinished = path.with_name(f"{path.name}.new")
     with written(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

@@ -13,6 +13,7 @@ from hocket.families.retention.rules import Horizon, forgotten_ms
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.bundles import read_facts
 from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.ids import node_text
 from hocket.kernel.ops import Op, decode, encode_sequence, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.snapshots.chunks import SnapshotManifest
@@ -62,6 +63,7 @@ def _put(log: Log, folder: SnapshotFolder, manifest: SnapshotManifest, audit: Sn
     with log.store.write() as session:
         session.lock_author(log.author)
         session.lock_permissions(exclusive=True)
+        session.lock_all()
         check_need(log, session, audit.horizon)
         _set_own_aside(log, session, audit)
         loading = _Loading(log, session, audit)
@@ -78,10 +80,11 @@ def _put(log: Log, folder: SnapshotFolder, manifest: SnapshotManifest, audit: Sn
 
 def check_need(log: Log, session: Session, found: SnapshotHorizon) -> None:
     """Raises Conflict for a snapshot that this log does not need: none takes a log back."""
-    if log.is_shared:
+    if others := log.sharers(session):
+        names = ", ".join(map(node_text, sorted(others)))
         raise Conflict(
-            "a store in a database server takes no snapshot, because nodes may share it; give this node a home with a"
-            " store of its own"
+            f"node {names} shares this store, which therefore takes no snapshot; give this node a home with a store of"
+            " its own"
         )
     known, horizon = session.horizon(), found.payload
     if known is not None and known.at_ms >= horizon.at_ms:

@@ -30,10 +30,10 @@ def write_late_again(log: Log) -> Rewritten | None:
     is never taken off the log.
     """
     with log.store.read() as session:
-        first = first_unshared(session, log.node)
+        first = None if log.sharers(session) else first_unshared(session, log.node)
         is_followed = _is_followed(session)
         has_gaps = first is not None and any(gap.last >= first.seq for gap in session.gaps())
-    if first is None or log.is_shared:
+    if first is None:
         return None
     if is_followed:
         return log.run(_write_beside)

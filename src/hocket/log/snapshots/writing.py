@@ -12,21 +12,27 @@ from hocket.kernel.snapshots.chunks import FORMAT, SnapshotManifest
 from hocket.kernel.vocabulary import number_of
 from hocket.log import Log
 from hocket.log.checkpoints.horizon_notes import horizon_note
+from hocket.log.copies import export_later
 from hocket.log.retention.proof import remaining_leaves
 from hocket.log.snapshots.checking import LAW
-from hocket.log.snapshots.folder import write_folder
+from hocket.log.snapshots.folder import SnapshotFolder, write_folder
 from hocket.store import Session
 
 _LAW = tuple(number_of(each) for each in LAW)
 
 
-def write_snapshot(log: Log, path: Path) -> SnapshotManifest:
-    """Writes the snapshot into a folder, and gives its manifest. Raises Conflict while the log has none to write."""
+def write_snapshot(log: Log, path: Path, *, with_later: bool = False) -> SnapshotManifest:
+    """Writes the snapshot into a folder, `with_later` also the ops after the horizon, and gives its manifest. Raises
+    Conflict while the log has none to write.
+    """
     with log.store.read() as session:
         manifest = manifest_of(log, session)
         horizon = decode(manifest.horizon).payload
         assert isinstance(horizon, MoveHorizon)
-        return write_folder(path, manifest, horizon.root, remaining_leaves(session, log.signed))
+        manifest = write_folder(path, manifest, horizon.root, remaining_leaves(session, log.signed))
+        if with_later:
+            SnapshotFolder(path).put_later(lambda out: export_later(log, session, out))
+        return manifest
 
 
 def manifest_of(log: Log, session: Session) -> SnapshotManifest:

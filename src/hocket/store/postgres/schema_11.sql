@@ -7,3 +7,5 @@ CREATE TABLE witnessed (
     mac     BYTEA NOT NULL,
     PRIMARY KEY (of_node, author, hlc)
 );
+-- What the owner says of who may follow the coordinator, and who has taken over.
+CREATE TABLE successions (op BYTEA PRIMARY KEY, hlc BYTEA NOT NULL, pin BYTEA, payload BYTEA NOT NULL);

@@ -258,7 +258,7 @@ class PostgresOps(OpSession, LockSession):
 
     def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes]) -> int:
         self._check_end()
-        last = self.head().seq if self._last_added is None else self._last_added[0]
+        last = max(self.head().seq, 0 if self._last_added is None else self._last_added[0])
         if ops:
             if len(ops) == 1:
                 self._put(_ADD_OP, (last + 1, *ops[0], *links))

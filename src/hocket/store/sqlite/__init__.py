@@ -443,7 +443,8 @@ def _locked(path: str) -> str:
 _FULL = "has no space left on its disk; the change was not kept, free some space and repeat it"
 _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     (
-        (apsw.CorruptError, apsw.NotADBError),
+        # A text that is no UTF-8 is not what SQLite was given to keep.
+        (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError),
         "is damaged ({error}); run `hocket node doctor` to see what is wrong, and restore a backup if need be",
     ),
     (

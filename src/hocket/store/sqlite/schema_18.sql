@@ -7,3 +7,5 @@ CREATE TABLE witnessed (
     mac     BLOB NOT NULL,
     PRIMARY KEY (of_node, author, hlc)
 ) STRICT, WITHOUT ROWID;
+-- What the owner says of who may follow the coordinator, and who has taken over.
+CREATE TABLE successions (op BLOB PRIMARY KEY, hlc BLOB NOT NULL, pin BLOB, payload BLOB NOT NULL) STRICT, WITHOUT ROWID;

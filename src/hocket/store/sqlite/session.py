@@ -203,7 +203,7 @@ class SqliteSession(Session):
         self._unended.clear()
 
     def add_ops(self, ops: Sequence[NewOp], links: Sequence[bytes]) -> int:
-        last = self.head().seq if self._last_added is None else self._last_added
+        last = max(self.head().seq, self._last_added or 0)
         seqs = range(last + 1, last + len(ops) + 1)
         self._many(_ADD_OP, [(seq, *op, link) for seq, op, link in zip(seqs, ops, links, strict=True)])
         self._last_added = last + len(ops)
