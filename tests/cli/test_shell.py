@@ -76,12 +76,13 @@ def test_words_are_completed(hocket: Program) -> None:
     assert completed(hocket, "hocket", "git", "ver") == ["verify"]
 
 
-def test_completion_is_installed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_installed(shell: str, tmp_path: Path) -> None:
     environment = os.environ | {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    words = [*PROGRAM, "--install-completion", "bash"]
+    words = [*PROGRAM, "--install-completion", shell]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    assert "_HOCKET_COMPLETE" in next(tmp_path.rglob("*hocket*")).read_text()
+    assert f"complete_{shell}" in next(tmp_path.rglob("*hocket*")).read_text()
 
 
 def test_a_wait_that_ends_badly_answers_in_json(hocket: Program) -> None:

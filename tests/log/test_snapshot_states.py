@@ -18,9 +18,10 @@ from tests.log.test_pruning import Act, act, acts, is_sound, rebuilt, rules
 from tests.stores import STORES
 
 PARTS = 8
-pytestmark = [pytest.mark.req("LW-52"), pytest.mark.slow]
 
 
+@pytest.mark.slow
+@pytest.mark.req("LW-52")
 @settings(deadline=None)
 @given(
     st.booleans(), rules, st.lists(acts, min_size=12, max_size=40), st.lists(acts, max_size=15), st.integers(0, PARTS)

@@ -17,17 +17,26 @@ from typing import NamedTuple
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import pin_to
 from hocket.kernel.succession.chain import Candidacy, Chain, Succession, TenureStart, chain_of
-from hocket.kernel.succession.quorums import agreed, confirm_fault, highest_term, is_elected, is_quorum, vote_fault
+from hocket.kernel.succession.quorums import (
+    agreed,
+    binding,
+    confirm_fault,
+    highest_term,
+    is_elected,
+    is_quorum,
+    vote_fault,
+)
 
 OWNER = 99
 FIRST = 0
-ROOT, RULE = b"root", b"rule"
+ROOT, RULE, CHANGED = b"root", b"rule", b"changed"
 
 
 class Faults(NamedTuple):
     """`forgets`: a vote is lost in a crash. `accepts_alone`: a coordinator tells at once what it decides.
     `elects_alone`: a successor needs no votes. `repeats`: a node votes again in a term. `short_tail`: a successor takes
     no entries from its voters. `confirms_after_voting`: a vote is no promise. `votes_while_leased`: nor is a lease.
+    `changes_at_once`: the quorum of a new succession is enough from the beginning.
     """
 
     forgets: bool = False
@@ -37,12 +46,14 @@ class Faults(NamedTuple):
     short_tail: bool = False
     confirms_after_voting: bool = False
     votes_while_leased: bool = False
+    changes_at_once: bool = False
 
 
 class Takeover(NamedTuple):
     """`pin` is how many entries of the coordinator before count."""
 
     term: int
+    rule: bytes
     follows: bytes
     pin: int
     voters: tuple[int, ...]
@@ -56,23 +67,25 @@ class Entry(NamedTuple):
 
 
 Entries = tuple[tuple[Entry, ...], ...]
-"""The chain of each author."""
+"""The chain of each author; the last is the owner's, with the change of the succession."""
 
 
 class State(NamedTuple):
     """`known`: how many entries of each author each node has. `votes`: what was voted for, by whom, with how many
     entries of the silent coordinator. `acknowledged`: how many entries of its coordinator a node has confirmed in a
-    tenure. `leased`: the nodes that may not vote yet. `believed`: which coordinator still counts on whom. `told`: the
-    decisions that somebody may act on.
+    tenure, and of the owner. `leased`: the nodes that may not vote yet. `believed`: which coordinator still counts on
+    whom. `settled`: who knows that the first coordinator has acted under the change. `told`: the decisions that
+    somebody may act on.
     """
 
     entries: Entries
     known: tuple[tuple[int, ...], ...]
     promises: tuple[Candidacy | None, ...]
     votes: frozenset[tuple[Candidacy, int, int]] = frozenset()
-    acknowledged: frozenset[tuple[bytes, int, int]] = frozenset()
+    acknowledged: frozenset[tuple[bytes, int, int, int]] = frozenset()
     leased: frozenset[int] = frozenset()
     believed: frozenset[tuple[int, int]] = frozenset()
+    settled: frozenset[int] = frozenset()
     told: frozenset[bytes] = frozenset()
 
 
@@ -95,20 +108,32 @@ class Finding(NamedTuple):
 
 
 class Explorer:
-    """`nodes` may follow each other, the first is the coordinator; a run ends with so many decisions and terms."""
+    """The nodes may follow each other, the first is the coordinator; a run ends with so many decisions and terms. With
+    a `change`, only the first three may, until those that it names are known to follow instead.
+    """
 
-    def __init__(self, nodes: int, *, decisions: int, terms: int, faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        *,
+        decisions: int,
+        terms: int,
+        faults: Faults | None = None,
+        change: tuple[int, ...] = (),
+    ) -> None:
         self.count, self.decisions, self.terms = nodes, decisions, terms
         self.faults = faults or Faults()
         self.states = 0
-        quorum = nodes // 2 + 1
-        self.succession = Succession(RULE, Hlc(2, 0, OWNER), ROOT, tuple(range(nodes)), quorum, 30_000)
+        first = range(3 if change else nodes)
+        self.succession = Succession(RULE, Hlc(2, 0, OWNER), ROOT, tuple(first), len(first) // 2 + 1, 30_000)
+        self.changed = Succession(CHANGED, Hlc(2, 1, OWNER), ROOT, change, len(change) // 2 + 1, 30_000)
         self._root = TenureStart(ROOT, Hlc(1, 0, OWNER), FIRST)
-        self._chains: dict[tuple[tuple[bytes, Takeover, int, int], ...], Chain] = {}
+        self._chains: dict[tuple[int, tuple[tuple[bytes, Takeover, int, int], ...]], Chain] = {}
         self._views: dict[tuple[Entries, tuple[int, ...]], Chain] = {}
 
     def begin(self) -> State:
-        return State(((),) * self.count, ((0,) * self.count,) * self.count, (None,) * self.count)
+        owner = (Entry(2),) if self.changed.nodes else ()
+        return State(((),) * self.count + (owner,), ((0,) * (self.count + 1),) * self.count, (None,) * self.count)
 
     # What a node makes of what it knows.
 
@@ -126,10 +151,11 @@ class Explorer:
             for index, each in enumerate(entries[: known[author]])
             if each.takeover is not None
         )
-        if starts not in self._chains:
+        if (known[-1], starts) not in self._chains:
             ops = [self._start(*each) for each in starts]
-            self._chains[starts] = chain_of([self._root, *ops], [self.succession], _is_signed)
-        return self._chains[starts]
+            rules = [self.succession, self.changed][: 1 + known[-1]]
+            self._chains[known[-1], starts] = chain_of([self._root, *ops], rules, _is_signed)
+        return self._chains[known[-1], starts]
 
     def _start(self, op_id: bytes, takeover: Takeover, time: int, pinned: int) -> TenureStart:
         author, _ = place(op_id)
@@ -137,7 +163,9 @@ class Explorer:
         votes = tuple((voter, b"%d" % voter) for voter in voters)
         before = self.decides_in(takeover.follows)
         pin = pin_to(Hlc(pinned, 0, before), b"")
-        return TenureStart(op_id, Hlc(time, 0, author), author, pin, takeover.term, RULE, takeover.follows, votes)
+        return TenureStart(
+            op_id, Hlc(time, 0, author), author, pin, takeover.term, takeover.rule, takeover.follows, votes
+        )
 
     def decides_in(self, tenure: bytes) -> int:
         """The coordinator of a tenure."""
@@ -157,7 +185,14 @@ class Explorer:
             return None
         holds = {node, *(other for coordinator, other in state.believed if coordinator == node)}
         is_begun = tenure == ROOT or self._confirmed(state, node, tenure) > place(tenure)[1]
-        return tenure if is_begun and is_quorum((self.succession,), holds) else None
+        return tenure if is_begun and is_quorum(self._rules(state, node), holds) else None
+
+    def _rules(self, state: State, node: int) -> tuple[Succession, ...]:
+        """The successions whose quorums a coordinator needs."""
+        chain = self._view(state, node)
+        if self.faults.changes_at_once:
+            return chain.in_question[-1:]
+        return binding(chain, CHANGED if node in state.settled else RULE)
 
     def _tenure(self, state: State, node: int) -> bytes | None:
         """The tenure of this node, as far as it knows, if it has not voted in a higher term."""
@@ -170,15 +205,18 @@ class Explorer:
     def _confirmed(self, state: State, node: int, tenure: bytes) -> int:
         """How many entries of the coordinator enough nodes have confirmed in its tenure."""
         have = {node: len(state.entries[node])}
-        for each, other, count in state.acknowledged:
+        for each, other, count, _ in state.acknowledged:
             if each == tenure:
                 have[other] = max(have.get(other, 0), count)
-        return agreed(have, (self.succession,)) or 0
+        return agreed(have, self._rules(state, node)) or 0
 
     # What may happen next.
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         for node in range(self.count):
+            if state.entries[-1] and not state.known[node][-1]:
+                known = _put(state.known, node, (*state.known[node][:-1], 1))
+                yield f"{node} hears of the change", state._replace(known=known)
             yield from self._as_coordinator(state, node)
             yield from self._as_successor(state, node)
             if node in state.leased:
@@ -197,6 +235,8 @@ class Explorer:
             if is_free:
                 decided = decided._replace(told=decided.told | {name(node, len(state.entries[node]))})
             yield f"{node} decides", decided
+        if self._may_settle(state, node, tenure):
+            yield f"{node} settles the change", state._replace(settled=state.settled | {node})
         told = state.told | self._to_tell(state, node, tenure)
         if told != state.told:
             yield f"{node} tells", state._replace(told=told)
@@ -206,6 +246,14 @@ class Explorer:
                 if after != state:
                     yield f"{node} pushes to {other}", after
 
+    def _may_settle(self, state: State, node: int, tenure: bytes) -> bool:
+        """Whether enough nodes, old and new, know of the change and have confirmed everything."""
+        if tenure != ROOT or node in state.settled or len(self._rules(state, node)) < 2:
+            return False
+        everything = (ROOT, len(state.entries[node]), 1)
+        have = {other for each, other, count, change in state.acknowledged if (each, count, change) == everything}
+        return is_quorum((self.succession, self.changed), {node, *have})
+
     def _pushed(self, state: State, node: int, other: int, tenure: bytes) -> State:
         """The coordinator sends everything that it has. Whoever takes it promises not to vote for a while."""
         known = tuple(map(max, state.known[node], state.known[other]))
@@ -214,9 +262,10 @@ class Explorer:
             return state
         return state._replace(
             known=_put(state.known, other, known),
-            acknowledged=state.acknowledged | {(tenure, other, len(state.entries[node]))},
+            acknowledged=state.acknowledged | {(tenure, other, len(state.entries[node]), known[-1])},
             leased=state.leased | {other},
             believed=state.believed | {(node, other)},
+            settled=state.settled | {other} if node in state.settled and tenure == ROOT else state.settled,
         )
 
     def _to_tell(self, state: State, node: int, tenure: bytes) -> frozenset[bytes]:
@@ -236,10 +285,12 @@ class Explorer:
         chain, promise = self._view(state, node), state.promises[node]
         head = chain.head
         assert head is not None
-        is_next = node < 2 or any(candidacy.node == node - 1 for candidacy, _, _ in state.votes)
-        if is_next and (head.node != node or promise is not None):
+        rule = chain.succession
+        assert rule is not None
+        is_next = node < 2 or bool(self.changed.nodes) or any(each.node == node - 1 for each, _, _ in state.votes)
+        if is_next and node in rule.nodes and (head.node != node or promise is not None):
             term = highest_term(chain, () if self.faults.repeats else (promise,)) + 1
-            standing = Candidacy(ROOT, RULE, head.op_id, term, node)
+            standing = Candidacy(ROOT, rule.op_id, head.op_id, term, node)
             if term <= self.terms and self._may_vote(state, node, node, standing):
                 yield f"{node} stands in term {term}", self._voted(state, node, standing)
         if promise is None or promise.node != node:
@@ -253,8 +304,15 @@ class Explorer:
             if self.chain(state, known).head != head:
                 yield f"{node} learns from {other}", state._replace(known=_put(state.known, node, known))
         tails = {voter: tail for candidacy, voter, tail in state.votes if candidacy == promise}
-        if promise.follows == head.op_id and (self.faults.elects_alone or is_elected(chain, tails, RULE)):
+        if promise.follows == head.op_id and promise.succession == rule.op_id and self._is_elected(state, chain, tails):
             yield f"{node} takes over in term {promise.term}", self._taken_over(state, node, promise, tails)
+
+    def _is_elected(self, state: State, chain: Chain, tails: dict[int, int]) -> bool:
+        if self.faults.elects_alone:
+            return True
+        if self.faults.changes_at_once:
+            return is_quorum(chain.in_question[-1:], tails)
+        return is_elected(chain, tails, CHANGED if state.settled & tails.keys() else RULE)
 
     def _may_vote(self, state: State, node: int, voter: int, candidacy: Candidacy) -> bool:
         """The request brings the takeovers that the successor knows."""
@@ -277,7 +335,9 @@ class Explorer:
         own = state.known[node][before]
         pin = own if self.faults.short_tail else max([own, *tails.values()])
         known = _put(state.known[node], before, max(own, pin))
-        takeover = Takeover(candidacy.term, candidacy.follows, pin, tuple(sorted(tails)))
+        named = self.changed.nodes if candidacy.succession == CHANGED else self.succession.nodes
+        voters = tuple(sorted(tails.keys() & set(named)))
+        takeover = Takeover(candidacy.term, candidacy.succession, candidacy.follows, pin, voters)
         return self._written(state._replace(known=_put(state.known, node, known)), node, takeover)
 
     def _written(self, state: State, node: int, takeover: Takeover | None) -> State:
@@ -290,7 +350,7 @@ class Explorer:
         )
 
     def _decided(self, state: State) -> int:
-        return sum(each.takeover is None for entries in state.entries for each in entries)
+        return sum(each.takeover is None for entries in state.entries[:-1] for each in entries)
 
     # What must hold in every state.
 

@@ -153,7 +153,7 @@ def test_the_owners_designation_ends_the_takeovers_before_it() -> None:
     found = chain(root(), succession(), takeover(30, B, 1, (B, C)), root(50, D), late)
     assert [each.node for each in found.tenures] == [A, B, D]
     assert found.faults == {late.op_id: Reason.OLD_TERM} and found.succession is None
-    again = succession(70, 50, (D, A), 2)
+    again = succession(70, 50, (D, A, B), 2)
     assert chain(root(), succession(), root(50, D), again).succession == again
 
 
@@ -178,6 +178,8 @@ def test_a_succession_without_nodes_ends_it() -> None:
     "nodes, quorum, after_ms, words",
     [
         ((A, B, C), 4, 30_000, "can never be met"),
+        ((A, B, C), 3, 30_000, "can never be met"),
+        ((A, B), 2, 30_000, "can never be met"),
         ((A, B, C), 1, 30_000, "always met"),
         ((A, B, C), 0, 30_000, "always met"),
         ((A, B, C, D), 2, 30_000, "met twice"),
@@ -251,12 +253,12 @@ def test_a_node_confirms_nothing_below_the_term_in_which_it_voted() -> None:
     assert confirm_fault(taken, op_id(30), candidacy(2, C)) == "it has voted in term 2"
     assert highest_term(taken, (candidacy(4), None)) == 4
     # The promises of another root bind no longer.
-    anew = chain(root(), succession(), root(50, D), succession(60, 50, (D, A), 2))
+    anew = chain(root(), succession(), root(50, D), succession(60, 50, (D, A, B), 2))
     assert confirm_fault(anew, op_id(50), candidacy(9)) is None and highest_term(anew, (candidacy(9),)) == 0
 
 
 def test_what_enough_nodes_have_reached() -> None:
-    one, other = succession(), succession(30, nodes=(A, D, E), quorum=3)
+    one, other = succession(), succession(30, nodes=(A, D, E, 6), quorum=3)
     assert agreed({A: 9, B: 5}, (one,)) == 5
     assert agreed({A: 9}, (one,)) is None and agreed({A: 9}, ()) is None
     assert agreed({A: 9, B: 5, D: 7, E: 3}, (one, other)) == 3

@@ -33,7 +33,6 @@ from hocket.store.checkpoint_rows import CheckpointState
 from tests.log.pruning_world import DAY, HOUR, WORKER, Member, World, key_of
 from tests.log.test_pruning import is_sound, prune, rebuilt
 
-pytestmark = pytest.mark.req("LW-43", "LW-52")
 READS = (Capability("Ops", "Read", {}),)
 MINUTE = 60_000
 
@@ -87,6 +86,7 @@ def moved(member: Member) -> MoveHorizon:
 # Who may not.
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_a_horizon_of_a_member_that_may_not_move_it_counts_nowhere() -> None:
     world = World(2)
     rogue = Rogue(world)
@@ -110,6 +110,7 @@ def test_a_horizon_of_a_member_that_may_not_move_it_counts_nowhere() -> None:
         assert counts.keys() <= {Reason.NOT_COORDINATOR, *UNAUTHORISED} and is_sound(each)
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_no_member_keeps_what_has_ended_by_what_it_may_not_write() -> None:
     """It names every ended job before the horizon is computed, and while it is."""
     world = World(2)
@@ -129,6 +130,7 @@ def test_no_member_keeps_what_has_ended_by_what_it_may_not_write() -> None:
     assert rebuilt(owner) == rebuilt(world.members[1])
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_an_op_dated_to_just_before_the_horizon_does_not_count() -> None:
     world = World(2)
     rogue, owner = Rogue(world, WORKER), world.owner
@@ -147,6 +149,7 @@ def test_an_op_dated_to_just_before_the_horizon_does_not_count() -> None:
     assert rebuilt(owner) == rebuilt(world.members[1])
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_an_op_that_came_too_late_goes_whatever_refers_to_it(tmp_path: Path) -> None:
     """With the next horizon it is settled. A node that begins there could not tell that it does not count."""
     world = World(3)
@@ -178,6 +181,7 @@ def test_an_op_that_came_too_late_goes_whatever_refers_to_it(tmp_path: Path) -> 
     assert len({str(sorted(rebuilt(each).items())) for each in world.members}) == 1
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_a_node_that_is_sent_what_it_has_let_go_has_lost_nothing() -> None:
     """It took its own ops for the end of a history that it had lost, and let nothing leave it any more."""
     world = World(3)
@@ -207,6 +211,7 @@ def hides(patch: pytest.MonkeyPatch, *types: type) -> None:
     patch.setattr(remaining._Decision, "_unit_of", unit_of)
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_a_coordinator_cannot_prune_a_fork_or_a_revocation() -> None:
     """The others do not get its root, say so, and let nothing go."""
     world = World(3)
@@ -232,6 +237,7 @@ def test_a_coordinator_cannot_prune_a_fork_or_a_revocation() -> None:
     assert is_sound(other)
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_a_horizon_for_entries_that_nobody_else_has_is_not_followed() -> None:
     world = World(2)
     owner, jobs = world.owner, old_jobs(world)
@@ -268,6 +274,7 @@ def check(folder: SnapshotFolder, member: Member) -> tuple[int, ...]:
     return check_snapshot(folder, member.log.user, member.log.rules, member.log.physical()).witnesses
 
 
+@pytest.mark.req("LW-43", "LW-52")
 @pytest.mark.parametrize("who", ["strangers", "one node twice", "who moved it", "a revoked node", "in others' names"])
 def test_the_word_of_who_has_none_is_no_witness(who: str, tmp_path: Path) -> None:
     world = World(3)
@@ -307,6 +314,7 @@ def test_the_word_of_who_has_none_is_no_witness(who: str, tmp_path: Path) -> Non
         assert set(check(folder, one)) == {one.log.node, two.log.node}
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_an_old_snapshot_takes_nobody_back(tmp_path: Path) -> None:
     world = World(2)
     old_jobs(world)
@@ -325,6 +333,7 @@ def test_an_old_snapshot_takes_nobody_back(tmp_path: Path) -> None:
     assert (other.digests(), other.entries()) == before and later in other.shown()["jobs"]
 
 
+@pytest.mark.req("LW-43", "LW-52")
 def test_trees_are_read_anew_after_a_snapshot(tmp_path: Path) -> None:
     """A node that had read its log before it took the snapshot accused everybody of two histories."""
     world = World(2)

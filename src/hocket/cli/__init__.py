@@ -24,6 +24,11 @@ def main(arguments: list[str] | None = None) -> "NoReturn":
     import gc
 
     gc.disable()
+    if "t" in sys.abiflags:
+        # A free-threaded Python warns that apsw turns the interpreter lock on again: right, and no news to a user.
+        import warnings
+
+        warnings.filterwarnings("ignore", "The global interpreter lock", RuntimeWarning)
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:

@@ -125,10 +125,13 @@ def shape_fault(nodes: Sequence[int], quorum: int, after_ms: int, coordinator: i
         return f"{len(nodes)} nodes are named, and at most {SUCCESSION_NODES_MAX} may be"
     if coordinator not in nodes:
         return "the coordinator must be one of the named nodes"
-    if quorum > len(nodes):
-        return f"a quorum of {quorum} can never be met by {len(nodes)} nodes"
     if quorum < 2:
         return f"a quorum of {quorum} is always met: every node could take over alone; it takes 2 at least"
+    if quorum >= len(nodes):
+        return (
+            f"a quorum of {quorum} can never be met by {len(nodes)} nodes of which the silent coordinator is one;"
+            " name more nodes, 3 at least"
+        )
     if 2 * quorum <= len(nodes):
         return (
             f"a quorum of {quorum} could be met twice by {len(nodes)} nodes, on both sides of a broken network; "
