@@ -92,6 +92,10 @@ class StoreStarting(StoreAway):
     """The database server is restarting. It will answer in a moment."""
 
 
+class StoreWentBack(StoreAway):
+    """The database lacks an op of this node that it had. Nothing was written, and the op is offered again."""
+
+
 class CommitUnknown(StoreAway):
     """The connection broke during a commit, and the database could not be asked since whether it has the change."""
 

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from hocket.bus.nats_messages import NatsMessages
@@ -38,7 +38,7 @@ class NatsServer:
     ) -> None:
         self.port = free_port()
         self.url = f"{scheme}://127.0.0.1:{self.port}"
-        self.data = directory / f"nats-{name}"
+        self.name, self.data = name, directory / f"nats-{name}"
         self._file = directory / f"nats-{name}.conf"
         stored = f'jetstream {{ store_dir: "{self.data}", max_file_store: {space} }}\n' if jetstream else ""
         self._file.write_text(f'server_name: {name}\nlisten: "127.0.0.1:{self.port}"\n{stored}{configuration}\n')
@@ -156,3 +156,21 @@ async def two_halves(directory: Path) -> AsyncIterator[tuple[NatsServer, NatsSer
     ):
         yield one, two, cable
     await cable.cut()
+
+
+@contextmanager
+def three_servers(directory: Path) -> Iterator[list[NatsServer]]:
+    """A cluster of three servers with JetStream."""
+    ports = [free_port() for _ in range(3)]
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                NatsServer(
+                    directory,
+                    f'cluster {{ name: c, listen: "127.0.0.1:{port}", routes: [{routes}] }}',
+                    name=f"server-{number}",
+                )
+            )
+            for number, port in enumerate(ports)
+        ]

@@ -302,6 +302,23 @@ def test_a_cancelled_subscriber_does_not_break_the_connection(server: NatsServer
     run(test)
 
 
+def test_a_subscriber_whose_connection_ends_while_it_waits_gets_its_queue(server: NatsServer) -> None:
+    async def test() -> None:
+        bus = NatsMessages([server.url])
+        await connected(bus)
+        server.freeze()
+        subscribing = asyncio.create_task(bus.subscribe("t.k"))
+        while bus.client is None or not bus.client._pings:
+            await asyncio.sleep(0)
+        await bus.client.end()
+        queue = await subscribing
+        server.thaw()
+        await publish_until_heard(bus, queue)
+        await bus.close()
+
+    run(test)
+
+
 def test_several_servers_are_one_bus_and_the_end_of_one_is_not_the_end(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(2)]
 

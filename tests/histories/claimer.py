@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import hocket
 from hocket.errors import HocketError
 from hocket.events import ignore
 from hocket.families.jobs import claiming
@@ -26,6 +25,7 @@ from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.store import Session
 from tests.histories.guarded import Guarded
+from tests.histories.opening import patiently_opened
 from tests.histories.recording import NOT_ASKED, Recorder
 
 # So many jobs are contended for at a time.
@@ -41,12 +41,12 @@ class Claimer:
 
     async def run(self) -> None:
         while True:
-            open_jobs = await self._node.read(self._open_jobs)
-            if not open_jobs:
-                await asyncio.sleep(0.1)  # until the first exchange
-                continue
-            key = self._chance.choice(open_jobs)
             try:
+                open_jobs = await self._node.read(self._open_jobs)
+                if not open_jobs:
+                    await asyncio.sleep(0.1)  # until the first exchange
+                    continue
+                key = self._chance.choice(open_jobs)
                 held = await self._claim(key)
                 if held is not None:
                     await self._hold(key, held)
@@ -121,7 +121,7 @@ class Claimer:
 
 
 async def run(home: str, directory: str, lease_ms: str) -> None:
-    async with hocket.open(home) as node, node.in_touch(ignore):
+    async with patiently_opened(home) as node, node.in_touch(ignore):
         await Claimer(node, Path(directory), (Path(directory) / "given").read_text().split(), int(lease_ms)).run()
 
 

@@ -50,6 +50,8 @@ def disturb(
     calm: Callable[[list[Client]], None] = lambda clients: None,
     kills: float = 0.1,
     has_enough: Callable[[], bool] = lambda: True,
+    restart_every_s: float | None = None,
+    longest_s: float = LONGEST_S,
 ) -> dict[int, Death]:
     """Disturbs the clients for so long after they are ready, and on a busy machine until they have done enough; of the
     disturbances, `kills` are kills. Then calls `calm` while they run undisturbed. Gives when each of the killed
@@ -58,6 +60,7 @@ def disturb(
     died: dict[int, Death] = {}
     frozen: dict[int, tuple[Client, float]] = {}
     begin = None
+    restart_every_s = restart_every_s or seconds / 4
     deadline = time.monotonic() + LONGEST_S
     next_restart = 0.0
     try:
@@ -65,11 +68,11 @@ def disturb(
             now = time.monotonic()
             for client in clients:
                 client.check()
-            assert begin is None or now < begin + seconds + LONGEST_S, "the clients did too little"
+            assert begin is None or now < begin + seconds + longest_s, "the clients did too little"
             if begin is None:
                 assert now < deadline, [client.said.read_text() for client in clients]
                 begin = now if ready() else None
-                next_restart = now + seconds / 4
+                next_restart = now + restart_every_s
             else:
                 for pid, (client, until) in list(frozen.items()):
                     if now >= until:
@@ -91,7 +94,7 @@ def disturb(
                         client.popen.send_signal(signal.SIGCONT)
                     frozen.clear()
                     restart_server()
-                    next_restart = now + seconds / 4
+                    next_restart = time.monotonic() + restart_every_s
             time.sleep(chance.uniform(0.05, 0.4))
         for client, _ in frozen.values():
             client.popen.send_signal(signal.SIGCONT)

@@ -38,12 +38,12 @@ def prepare(directory: Path) -> None:
     database.close()
 
 
-def has_enough(directory: Path) -> bool:
+def has_enough(directory: Path, enough: int = ENOUGH) -> bool:
     """Whether the clients have written enough for a history that shows something."""
     database = sqlite3.connect(directory / DATABASE, timeout=60)
     [count] = database.execute("SELECT count(*) FROM writes").fetchone()
     database.close()
-    return bool(count > ENOUGH)
+    return bool(count > enough)
 
 
 def check_writes(directory: Path, resources: list[str]) -> int:

@@ -9,7 +9,6 @@ import random
 import sys
 from pathlib import Path
 
-import hocket
 from hocket.errors import HocketError
 from hocket.events import ignore
 from hocket.families.locks.requests import LockHeld, LockLost, Wanted, wanted
@@ -17,6 +16,7 @@ from hocket.families.locks.rules import Hold
 from hocket.node.locks import lock_client
 from hocket.node.node import Node
 from tests.histories.guarded import Guarded
+from tests.histories.opening import patiently_opened
 from tests.histories.recording import GAVE_UP, Recorder
 
 # The keys that conflict with each way to ask for them.
@@ -103,7 +103,7 @@ class Locker:
 
 
 async def run(home: str, directory: str, ttl_ms: str) -> None:
-    async with hocket.open(home) as node, node.in_touch(ignore):
+    async with patiently_opened(home) as node, node.in_touch(ignore):
         await Locker(node, Path(directory), int(ttl_ms)).run()
 
 

@@ -36,6 +36,7 @@ from hocket.log import RULES
 from hocket.log.limits import OUTBOX_OPS_MAX, waiting
 from hocket.log.lost_past import own_history
 from hocket.log.permissions import Permissions, PermissionsReader, writers
+from hocket.log.written.journal import noted, report_file
 from hocket.mesh.incoming import BEHIND_SENTENCE
 from hocket.node import variables
 from hocket.node.home import Home, exposure, key_owner
@@ -345,6 +346,9 @@ def _history(home: Home, session: Session) -> Findings:
         )
     else:
         yield ("ok", "nothing of this node's own is known to be lost")
+    if (lost := noted(home.written)) is not None and (lost.missing or lost.refused or lost.at_ms > recent):
+        remedy = f"; remove {report_file(home.written)} when you have dealt with it"
+        yield ("bad", f"{lost}{remedy}") if lost.missing or lost.refused else ("warn", str(lost))
     if history.has_set_aside:
         yield ("warn", "ops written after a restore wait to be written again; run `hocket mesh sync`")
 

@@ -1,6 +1,7 @@
 """Messages between machines, over NATS servers. Messages go as plain subjects. Announcements go as plain subjects too,
 below a prefix of their own that a JetStream stream keeps; a late joiner reads the stream once, and from then on gets
-announcements as everyone does. So a server without JetStream, or one that has lost its data, costs only the past.
+announcements as everyone does. So a server without JetStream, or one that has lost its data, costs only the past. In a
+cluster three servers keep the stream, and one of them can be lost.
 
 This keeps one connection. When it ends, a task connects again to any of the servers, behind a circuit breaker, and
 subscribes again. Until then messages are lost and counted: a hint that waits is of no use. The same holds for a server
@@ -9,6 +10,7 @@ that does not read what is sent to it.
 
 import asyncio
 import hashlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -57,6 +59,11 @@ RECEIVED_BYTES_MAX = 16 * 1024 * 1024
 FETCHED_AT_ONCE = 256
 RETRIES = RetryPolicy(0.2, 8.0)
 
+# How many servers of a cluster keep a stream.
+REPLICAS = 3
+# A cluster that kept no announcements is asked again after so many pings.
+PINGS_WITHOUT_STREAM = 6
+
 # Subjects of announcements, of the server, and of the client.
 _THEIRS = (f"{KEPT}.", "$", "_INBOX.")
 _FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, TimeoutError)
@@ -85,7 +92,7 @@ class NatsMessages:
         self._chance = chance or random.Random()
         self._what = ",".join(map(shown, servers))
         self.breaker = CircuitBreaker(f"the bus {self._what}", monotonic, emit)
-        self._client: _Client | None = None
+        self._client: NatsClient | None = None
         self._subscriptions: dict[BoundedQueue, _NatsSubscription] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._state = MessagesState(self._what, False, int(wall() * 1000), "connecting", keeps=False)
@@ -145,7 +152,7 @@ class NatsMessages:
         return self._root
 
     @property
-    def client(self) -> Client | None:
+    def client(self) -> "NatsClient | None":
         """The connection, while there is one."""
         return self._client
 
@@ -180,9 +187,9 @@ class NatsMessages:
             except CircuitOpen as refused:
                 await asyncio.sleep(min(refused.wait_s, RETRIES.cap_s))
                 continue
-            client = _Client(self._access, self._failed)
+            client = NatsClient(self._access, self._failed)
             try:
-                keeps = await self._connect(client, self._wall() - away_since)
+                not_kept = await self._connect(client, self._wall() - away_since)
             except BaseException as error:
                 self._client = None
                 await client.end()
@@ -196,15 +203,15 @@ class NatsMessages:
                 continue
             self.breaker.succeeded(call)
             failures = 0
-            self._note(True, keeps=keeps)
-            self._emit(BusConnected(self._what, keeps))
-            await self._watch(client)
+            self._note(True, not_kept if client.is_clustered else "", keeps=not not_kept)
+            self._emit(BusConnected(self._what, not not_kept))
+            await self._watch(client, away_since)
             self._client, away_since = None, self._wall()
             self._set_away(client.error or nats.errors.ConnectionClosedError())
             await client.end()
 
-    async def _connect(self, client: "_Client", away_s: float) -> bool:
-        """Connects and subscribes. Returns whether announcements are kept."""
+    async def _connect(self, client: "NatsClient", away_s: float) -> str:
+        """Connects and subscribes. Returns why announcements are not kept; nothing if they are."""
         async with asyncio.timeout(2 * CONNECT_S):
             await client.begin([*self._servers, *self._found])
         # From here on a new subscription attaches itself.
@@ -214,23 +221,24 @@ class NatsMessages:
         for each in list(self._subscriptions.values()):
             await each.attach(client)
         await client.answered()
-        keeps = await self._keep(client)
-        if keeps:
-            for each in list(self._subscriptions.values()):
-                # Once more what came just before the connection ended, and everything since.
-                since_s = each.since_s if not each.has_past else min(each.since_s, away_s + 2 * self._ping_s)
-                await self._give_past(client, each, since_s)
-        return keeps
+        return await self._keep(client, away_s)
 
-    async def _watch(self, client: "_Client") -> None:
-        """Returns when the connection has ended, or the server does not answer."""
-        while not client.is_over.is_set():
+    async def _watch(self, client: "NatsClient", away_since: float) -> None:
+        """Returns when the connection has ended, or the server does not answer. Looks meanwhile whether a cluster that
+        had no quorum has one.
+        """
+        for pings in itertools.count(1):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._ping_s):
                     await client.is_over.wait()
                     return
             with suppress(*_FAILURES):
                 await client.answered(self._ping_s)
+            if client.is_over.is_set():
+                return
+            if client.is_clustered and not self._state.keeps and pings % PINGS_WITHOUT_STREAM == 0:
+                not_kept = await self._keep(client, self._wall() - away_since)
+                self._note(True, not_kept, keeps=not not_kept)
 
     def _set_away(self, error: BaseException) -> None:
         detail = _described(error)
@@ -258,8 +266,10 @@ class NatsMessages:
 
     # Announcements.
 
-    async def _keep(self, client: "_Client") -> bool:
-        """Lets the server keep announcements from now on. Returns whether it does."""
+    async def _keep(self, client: "NatsClient", away_s: float) -> str:
+        """Lets the server keep announcements from now on, and gives those that were missed. Returns why it keeps none;
+        nothing if it does.
+        """
         subjects = f"{KEPT}.{self._root}.>" if self._root else f"{KEPT}.>"
         config = api.StreamConfig(
             name=self._stream,
@@ -268,20 +278,22 @@ class NatsMessages:
             max_msgs=ANNOUNCED_MAX,
             max_bytes=ANNOUNCED_BYTES_MAX,
             discard=api.DiscardPolicy.OLD,
-            num_replicas=1,
         )
-        manager = client.jsm(timeout=ANSWER_S)
-        for attempt in (manager.add_stream, manager.update_stream):
-            with suppress(*_FAILURES):
-                await attempt(config)
-                return True
-        return False
+        try:
+            await make_stream(client, config, ANSWER_S)
+        except _FAILURES as error:
+            return f"it keeps no announcements: {_described(error)}"
+        for each in list(self._subscriptions.values()):
+            # Once more what came just before the connection ended, and everything since.
+            since_s = each.since_s if not each.has_past else min(each.since_s, away_s + 2 * self._ping_s)
+            await self._give_past(client, each, since_s)
+        return ""
 
     @property
     def _stream(self) -> str:
         return f"hocket-{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
 
-    async def _give_past(self, client: "_Client", made: "_NatsSubscription", since_s: float) -> None:
+    async def _give_past(self, client: "NatsClient", made: "_NatsSubscription", since_s: float) -> None:
         """Puts kept announcements into the queue of a subscription. If that fails, the past is missing there."""
         if since_s <= 0:
             return
@@ -308,6 +320,24 @@ class NatsMessages:
                 await past.unsubscribe()
 
 
+async def make_stream(client: "NatsClient", config: api.StreamConfig, timeout_s: float) -> None:
+    """Makes a stream, or gives it this configuration. In a cluster three servers keep it; one does where there are
+    fewer.
+    """
+    manager = client.jsm(timeout=timeout_s)
+    failure: nats.js.errors.APIError | None = None
+    for replicas in (REPLICAS, 1) if client.is_clustered else (1,):
+        wanted = config.evolve(num_replicas=replicas)
+        for attempt in (manager.add_stream, manager.update_stream):
+            try:
+                await attempt(wanted)
+                return
+            except nats.js.errors.APIError as error:
+                failure = error
+    assert failure is not None
+    raise failure
+
+
 class _NatsSubscription:
     """One subscription, over all connections. `has_past` is whether its queue has got kept announcements."""
 
@@ -315,9 +345,9 @@ class _NatsSubscription:
         self.queue, self.since_s = queue, since_s
         self.live: list[Subscription] = []
         self.has_past = False
-        self._client: _Client | None = None
+        self._client: NatsClient | None = None
 
-    async def attach(self, client: "_Client") -> None:
+    async def attach(self, client: "NatsClient") -> None:
         if self._client is client:
             return
         self._client = client
@@ -345,7 +375,7 @@ class _NatsSubscription:
         self.queue.put(_announcement(received))
 
 
-class _Client(Client):
+class NatsClient(Client):
     """One connection, which does not come back by itself. `error` is why it failed or ended."""
 
     def __init__(self, access: NatsAccess, failed: Callable[[BaseException], None]) -> None:
@@ -378,6 +408,10 @@ class _Client(Client):
             **signing,
         )
 
+    @property
+    def is_clustered(self) -> bool:
+        return bool(self._server_info.get("cluster"))
+
     def discovered(self) -> list[str]:
         return [each.geturl() for each in self.discovered_servers]
 
@@ -388,7 +422,14 @@ class _Client(Client):
         ping = asyncio.create_task(self._ping_server(timeout_s))
         self._pings.add(ping)
         ping.add_done_callback(self._pings.discard)
-        if (error := await asyncio.shield(ping)) is not None:
+        try:
+            error = await asyncio.shield(ping)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not ping.cancelled() or caller is None or caller.cancelling():
+                raise
+            error = nats.errors.ConnectionClosedError()  # `end` has cancelled the ping, and not the caller
+        if error is not None:
             raise error
 
     async def _ping_server(self, timeout_s: float) -> BaseException | None:

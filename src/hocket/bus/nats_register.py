@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
 from nats.js import api
 
 from hocket.bus.messages import subject_name
-from hocket.bus.nats_messages import NatsMessages
+from hocket.bus.nats_messages import NatsClient, NatsMessages, make_stream
 from hocket.cancelling import cancellable
 from hocket.errors import Unreachable
 
@@ -39,7 +38,7 @@ class NatsRegister:
         self.subject = f"{PREFIX}.{subject_name(mesh, PREFIX, name)}"
         self._pattern = f"{PREFIX}.{messages.root}.>" if messages.root else f"{PREFIX}.>"
         self._stream = f"hocket-{PREFIX}-{hashlib.sha256(messages.root.encode()).hexdigest()[:16]}"
-        self._made_with: Client | None = None
+        self._made_with: NatsClient | None = None
 
     async def read(self) -> Entry:
         """NOTHING if the value was never set. Raises Unreachable."""
@@ -71,13 +70,13 @@ class NatsRegister:
             raise self._unreachable(error) from None
         return done.seq
 
-    def _client(self) -> Client:
+    def _client(self) -> NatsClient:
         client = self._messages.client
         if client is None:
             raise Unreachable(f"the bus {self._messages.state.what} is away")
         return client
 
-    async def _with_stream(self) -> Client:
+    async def _with_stream(self) -> NatsClient:
         client = self._client()
         if self._made_with is not client:
             config = api.StreamConfig(
@@ -85,10 +84,9 @@ class NatsRegister:
                 subjects=[self._pattern],
                 max_msgs_per_subject=1,
                 discard=api.DiscardPolicy.OLD,
-                num_replicas=1,
             )
             try:
-                await cancellable(client.jsm(timeout=ANSWER_S).add_stream(config))
+                await cancellable(make_stream(client, config, ANSWER_S))
             except _FAILURES as error:
                 raise self._unreachable(error) from None
             self._made_with = client

@@ -32,6 +32,10 @@ def open_runtime() -> "Runtime":
     gc.freeze()
     gc.enable()
     runtime = Runtime.open(settings.home)
+    if (written := runtime.log.written) is not None:
+        written.report = lambda lost: warn(str(lost))
+        if written.latest is not None:
+            warn(str(written.latest))
     if runtime.spool is not None and runtime.spool.is_waiting:
         from hocket.node.kept_requests import send_kept_if_in_touch
 

@@ -197,6 +197,16 @@ class StoreRowRefused(Event):
     reason: str
 
 
+class StoreRestored(Event):
+    """A shared store had lost ops of this node: it failed over without its newest commits, or was restored from a
+    backup. The node has offered its ops again.
+    """
+
+    level = ERROR
+    sentence = "{report}"
+    report: str
+
+
 class CallerRefused(Event):
     """This server refused a request. `node` is None if the caller did not identify itself."""
 

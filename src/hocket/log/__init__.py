@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.bus.hints import ANYTHING
-from hocket.errors import StoreError
+from hocket.errors import StoreError, StoreWentBack
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.keys import RowMac
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hocket.log.state_check import CheckedStates
     from hocket.log.store_check import StoreCheck
     from hocket.log.transaction import BeatOf, KeepApart, Transaction, Wall
+    from hocket.log.written.journal import WrittenEntries
     from hocket.store import Head, NewOp, Session, Store
     from hocket.store.statements import EndedMacs
 
@@ -92,8 +93,8 @@ class Log:
     sent a later time. With `helpers`, ops are verified in parallel and the end of the log is signed in the background;
     without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. In a
     store that nodes share, rows that `ended` count no more, `revocations` keeps those that were seen, and `checked`
-    states that were compared with their ops. `stopwatch` counts the seconds that ops from elsewhere are charged for.
-    Close the log before the store.
+    states that were compared with their ops, and `written` is what this node has written there last. `stopwatch` counts
+    the seconds that ops from elsewhere are charged for. Close the log before the store.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class Log:
         stopwatch: Callable[[], float] = perf_counter,
         revocations: RevocationFile | None = None,
         checked: CheckedStates | None = None,
+        written: WrittenEntries | None = None,
     ) -> None:
         self.store = store
+        self.written = written
         store.mac_rows(RowMac(key), ended)
         self.stopwatch = stopwatch
         self.node = node_id(key.public)
@@ -131,7 +134,7 @@ class Log:
         self.permissions_reader = PermissionsReader(user, rules, revocations if is_shared else None)
         self.store_check: StoreCheck | None = None
         if is_shared:
-            self.store_check = self._new_check(key, checked)
+            self.store_check = self._new_check(key, checked, written)
             store.check_rows(self.store_check)
         self._sealed_store, self._sealer_lock = store, threading.Lock()
         self.outbox = OutboxBound()
@@ -162,13 +165,15 @@ class Log:
         from hocket.log.sealing import OwnSealer, SharedSealer
 
         if self.store_check is not None:
-            return SharedSealer(self.store_check.wrote)
+            return SharedSealer()
         return OwnSealer(self._sealed_store, self.signer, self.helpers)
 
-    def _new_check(self, key: SigningKey, checked: CheckedStates | None = None) -> StoreCheck:
+    def _new_check(
+        self, key: SigningKey, checked: CheckedStates | None = None, written: WrittenEntries | None = None
+    ) -> StoreCheck:
         from hocket.log.store_check import StoreCheck
 
-        return StoreCheck(self.user, self.node, key, lambda: self.permissions_reader, self.helpers, checked)
+        return StoreCheck(self.user, self.node, key, lambda: self.permissions_reader, self.helpers, checked, written)
 
     def audit_rows(self, key: SigningKey) -> list[AuditFinding]:
         """What is wrong with the derived rows of a store that nodes share. `key` is this node's own."""
@@ -216,6 +221,12 @@ class Log:
                 return self._run_once(request, author, at_end)
             except Outdated:
                 continue
+            except StoreWentBack:
+                if self.written is None:
+                    raise
+                from hocket.log.written.offering import offer_again
+
+                offer_again(self, self.written)
 
     def _run_once(self, request: Callable[[Transaction], T], author: bytes | None, at_end: bool) -> T:
         with self.store.write(author, at_end=at_end) as session:
@@ -326,6 +337,8 @@ class Log:
     def close(self) -> None:
         if "_sealer" in self.__dict__:
             self._sealer.close()
+        if self.written is not None:
+            self.written.close()
 
     def permissions(self, session: Session | None = None) -> Permissions:
         """The permissions as the session sees them, or as they are now."""

@@ -85,7 +85,8 @@ class Admitter:
         with self._log.store.read() as session:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
             permissions = self._log.permissions(session)
-        is_vouched = is_vouched if sender is None else permissions.is_trusted(sender, self._log.reading().wall)
+        if sender not in (None, self._log.node):
+            is_vouched = permissions.is_trusted(sender, self._log.reading().wall)
         door = AuthorCheck(
             self._log.user, keys, self._has_written, permissions, self._log.node, self._log.reading().wall
         )

@@ -207,7 +207,10 @@ class StoreCopy:
             return point
         last = session.entry(copied.seq)
         if last is None or last.id != copied.id:
-            raise Conflict(f"{self._shown} is a copy of another log; choose another place for the copy, or remove it")
+            raise Conflict(
+                f"{self._shown} is a copy of another log, or of a state that this one has lost; choose another place"
+                " for the copy, or remove it"
+            )
         return MeetingPoint(done, last.chain) if seq == done else point
 
     def _verify(self, session: Session, rows: Sequence[OpRow], at: MeetingPoint) -> None:

@@ -103,7 +103,7 @@ class Intake:
         facts = [fact for raw, op in expected for fact, _ in _facts(raw, op)]
         self._limits = Limits(tx.projection, tx.node, sender, is_vouched, facts)
         self._limit = limit
-        self._is_vouched, self._is_operator = is_vouched, sender is None
+        self._is_vouched, self._is_operator, self._is_own_sender = is_vouched, sender is None, sender == tx.node
         self._known = _known(tx, [op.id for _, op in expected])
         tx.projection.prepare(facts)
         self._forks = tx.projection.permissions.forks
@@ -175,7 +175,7 @@ class Intake:
             self._admit(raw, op, [each for each, _ in facts])
 
     def _admit(self, raw: bytes, op: Op, facts: Sequence[Op]) -> None:
-        if op.node_id == self._tx.node:
+        if op.node_id == self._tx.node and not self._is_own_sender:
             # The op is admitted, since the key is good; but this node never wrote it, or has lost it.
             self._tx.refuse(op.id, op.node_id, Reason.TWIN)
         if self._late_of(op.node_id).ops:

@@ -6,7 +6,7 @@ it at most every `SIGN_S` seconds, so that ops need no signatures of their own b
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -67,16 +67,12 @@ class Sealer(Protocol):
 
 
 class SharedSealer:
-    """For a store that nodes share. Their ops come signed, and no node signs for another. `wrote` is called with the
-    ops of each transaction.
-    """
-
-    def __init__(self, wrote: Callable[[Sequence[NewOp]], None]) -> None:
-        self._wrote = wrote
+    """For a store that nodes share. Their ops come signed, and no node signs for another."""
 
     def append(self, session: Session, head: Head, ops: Sequence[NewOp]) -> LogEnd:
         seq, chain = _linked(session, head.chain, ops) if ops else (head.seq, head.chain)
-        self._wrote(ops)
+        if session.row_check is not None:
+            session.row_check.wrote_ops(ops)
         return seq, chain, NO_SEAL
 
     def moved(self, seq: int, chain: bytes) -> LogEnd:

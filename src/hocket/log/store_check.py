@@ -35,6 +35,7 @@ from hocket.log.job_check import shown as _shown
 from hocket.log.parallel import Helpers, in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.state_check import CheckedStates, SessionStates, StateCheck
+from hocket.log.written.journal import WrittenEntries, WrittenEntry, own_entries
 from hocket.store import JobEntry, NewOp, OpRow, Session
 from hocket.store.job_rows import BundledOp, ReadyJob
 from hocket.store.op_rows import BUNDLE
@@ -71,8 +72,8 @@ class _NewOp(NamedTuple):
 
 
 class StoreCheck:
-    """The checks of one process. `key` is this node's own, and the home keeps checked states in `kept`. It calls
-    `report` once for each bad row, inside the transaction that has read the row.
+    """The checks of one process. `key` is this node's own. The home keeps checked states in `kept`, and in `written`
+    what the node has written. It calls `report` once for each bad row, inside the transaction that has read the row.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class StoreCheck:
         permissions_reader: Callable[[], PermissionsReader],
         helpers: Helpers | None,
         kept: CheckedStates | None = None,
+        written: WrittenEntries | None = None,
     ) -> None:
         self._user, self._node, self._key, self._helpers = user, node, key, helpers
+        self._author, self._written = node.to_bytes(8, "big"), written
         self._reader = permissions_reader
         self._keys: dict[int, bytes] = {node: key.public}
         self._ops: dict[bytes, _GoodOp] = {}
@@ -103,6 +106,14 @@ class StoreCheck:
             if not op.settled and op.key is not None:
                 good = _GoodOp(_digest(op.body), op.hlc, op.variant, Subject(op.family, op.key))
                 _remember(self._ops, op.id, good)
+
+    def own_entries(self, ops: Sequence[NewOp]) -> list[WrittenEntry]:
+        """What the home is to remember of these ops."""
+        return [] if self._written is None else own_entries(self._author, ops)
+
+    def remember_written(self, entries: Sequence[WrittenEntry]) -> None:
+        if self._written is not None and entries:
+            self._written.add(entries)
 
     def refuse(self, table: str, row: str, what: str) -> None:
         if (table, row) not in self.findings:
@@ -285,6 +296,7 @@ class SessionCheck(SessionStates):
         self._check, self._session = check, session
         self._written_jobs: list[JobEntry] = []
         self._unread: list[JobEntry] = []
+        self._entries: list[WrittenEntry] = []
 
     def ops(self, rows: list[OpRow]) -> list[OpRow]:
         return self._check.ops(self._session, rows)
@@ -315,10 +327,16 @@ class SessionCheck(SessionStates):
     def wrote_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._written_jobs += entries
 
+    def wrote_ops(self, ops: Sequence[NewOp]) -> None:
+        self._check.wrote(ops)
+        self._entries += self._check.own_entries(ops)
+
     def committed(self) -> None:
         super().committed()
         self._check.jobs.wrote(self._written_jobs)
         self._written_jobs.clear()
+        self._check.remember_written(self._entries)
+        self._entries.clear()
 
     def nodes(self, keys: NodeKeys) -> NodeKeys:
         return self._check.nodes(self._session, keys)

@@ -5,7 +5,7 @@ requests cost one commit. They are signed when they leave the node.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -57,6 +57,9 @@ from hocket.log.sealing import LogEnd, signed
 from hocket.log.set_judges import Asked, OpDraft, WrittenOp, judge_of_received, write_facts
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 from hocket.store.op_rows import fact_body
+
+if TYPE_CHECKING:
+    from hocket.log.written.journal import WrittenEntries
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
 Wall = Callable[[int], int]
@@ -123,6 +126,7 @@ class WritableLog(Protocol):
     outbox: OutboxBound
     beat: BeatOf | None
     keep_apart: KeepApart | None
+    written: "WrittenEntries | None"
 
     @property
     def signer(self) -> OpSigner: ...
@@ -143,6 +147,8 @@ class Transaction:
         session.lock_author(log.author)
         session.lock_permissions(exclusive=False)
         self._head = head = session.head()
+        if log.written is not None:
+            log.written.check(session, head.last)
         if head.rebuilding is not None:
             raise being_rebuilt()
         self._clock = Hlc(head.wall, head.logical, node)

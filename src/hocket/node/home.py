@@ -102,6 +102,7 @@ class Home:
         self.replica = self.path / "replica.db"
         self.revocations = self.path / "revocations"
         self.checked_states = self.path / "checked_states"
+        self.written = self.path / "written"
         self._revoked_tokens = self.path / "revoked_tokens"
         self.git_cache = self.path / "git" / "cache"
         self.pending_git_jobs = self.path / "git" / "pending"

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hocket.log.copies import ReplicatedStore
     from hocket.log.permissions import Permissions
     from hocket.log.state_check import CheckedStateFiles
+    from hocket.log.written.journal import WrittenEntries
     from hocket.store import Session, Store
     from hocket.store.artifact_rows import BlobPlace
 
@@ -221,6 +222,17 @@ def checked_states(home: Home) -> CheckedStateFiles:
     from hocket.log.state_check import CheckedStateFiles
 
     return CheckedStateFiles(home.checked_states)
+
+
+def written_entries(home: Home) -> WrittenEntries:
+    """What this node has written last to a store that nodes share, as its home remembers it."""
+    import logging
+
+    from hocket.log.written.journal import WrittenEntries
+
+    written = WrittenEntries(home.written)
+    written.report = lambda lost: logging.getLogger("hocket").warning("%s", lost)
+    return written
 
 
 def check_database(home: Home, store: Store) -> None:

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hocket.bus.hints import ANYTHING, Changes, Subscription
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.errors import Unreachable, Usage
-from hocket.events import Emit, ignore
-from hocket.events.nodes import StoreRowRefused
-from hocket.events.workers import StepFailed
+from hocket.errors import StoreAway, Unreachable, Usage
+from hocket.events import Emit, Event, ignore
+from hocket.events.nodes import StoreRestored, StoreRowRefused
+from hocket.events.workers import StepFailed, StoreUnavailable
 from hocket.families.blobs import Blobs
 from hocket.families.jobs.apart import payload_of
 from hocket.families.jobs.requests import Decision, Offer, Result
 from hocket.families.jobs.rules import Job
 from hocket.families.locks.processes import LockProcesses, LockSweep
 from hocket.kernel.extension import extensions, loaded, named_parts
+from hocket.kernel.retrying import STORE_RETRIES
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
 from hocket.log.limits import output_room
@@ -48,7 +49,6 @@ from hocket.work.run_outputs import RunServices
 
 if TYPE_CHECKING:
     from hocket.families.artifacts import Fetch
-    from hocket.log.store_check import RowFinding
     from hocket.mesh.services import MeshServices
     from hocket.mesh.wire import SecondProof
     from hocket.node.event_feed import EventFeed
@@ -68,22 +68,25 @@ READ_THREADS = 4
 
 
 @contextmanager
-def _rows_told(log: Log, loop: asyncio.AbstractEventLoop, emit: Emit) -> Iterator[None]:
-    """Reports bad rows of a shared store on that event loop while the block runs, whichever thread has read them."""
-    check = log.store_check
-    if check is None:
+def _store_told(log: Log, loop: asyncio.AbstractEventLoop, emit: Emit) -> Iterator[None]:
+    """Reports bad rows of a shared store, and ops that it had lost, on that event loop while the block runs, whichever
+    thread has found them.
+    """
+    check, written = log.store_check, log.written
+    if check is None or written is None:
         yield
         return
 
-    def report(finding: "RowFinding") -> None:
+    def tell(event: Event) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(emit, StoreRowRefused(*finding))
+            loop.call_soon_threadsafe(emit, event)
 
-    before, check.report = check.report, report
+    rows_before, check.report = check.report, lambda finding: tell(StoreRowRefused(*finding))
+    lost_before, written.report = written.report, lambda lost: tell(StoreRestored(str(lost)))
     try:
         yield
     finally:
-        check.report = before
+        check.report, written.report = rows_before, lost_before
 
 
 def still_open(runtime: Runtime | None) -> Runtime:
@@ -319,7 +322,7 @@ class LocalNode:
     async def kept_up(self, emit: Emit) -> AsyncIterator[None]:
         """Runs the periodic tasks of the node until the block ends."""
         breaker, loop = self.runtime.store_breaker, asyncio.get_running_loop()
-        with nullcontext() if breaker is None else breaker.told(loop, emit), _rows_told(self.log, loop, emit):
+        with nullcontext() if breaker is None else breaker.told(loop, emit), _store_told(self.log, loop, emit):
             async with self._tasks(emit):
                 yield
 
@@ -358,7 +361,7 @@ class LocalNode:
     async def in_touch(self, emit: Emit) -> AsyncIterator[None]:
         """Syncs with the peers until the block ends, if there are any and no other process of this node does."""
         async with self.kept_up(emit):
-            if not is_on(MESH_ENABLED) or not await self.peek(lambda session: session.peers()):
+            if not is_on(MESH_ENABLED) or not await self._has_peers(emit):
                 yield
                 return
             services = self.services(emit)
@@ -367,6 +370,17 @@ class LocalNode:
             async with supervising("the exchange with peers", lambda: services.loop().run(), emit, self.environment):
                 yield
             self.reach = None
+
+    async def _has_peers(self, emit: Emit) -> bool:
+        """Waits for a database that is away: a process that starts just then stays."""
+        failures = 0
+        while True:
+            try:
+                return bool(await self.peek(lambda session: session.peers()))
+            except StoreAway as error:
+                emit(StoreUnavailable(str(error)))
+            failures += 1
+            await asyncio.sleep(STORE_RETRIES.delay_s(failures, self.environment.chance.random()))
 
     async def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
         """Runs a request in a transaction of the log, together with other waiting requests. `beside` is as in

@@ -130,6 +130,7 @@ class Runtime:
             ended=None if home.server is None else home_store.ended_rows(home),
             revocations=RevocationFile(home.revocations),
             checked=None if home.server is None else home_store.checked_states(home),
+            written=None if home.server is None else home_store.written_entries(home),
         )
         self.log.keep_apart = self._keep_apart
         self._randomness = randomness

@@ -3,6 +3,7 @@ that nodes share has checked.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 from hocket.kernel.vocabulary import Subject
@@ -13,7 +14,7 @@ from hocket.store.intake import IntakeSession
 from hocket.store.job_rows import ChecksJobs
 from hocket.store.local import LocalSession
 from hocket.store.message_rows import MessageSession
-from hocket.store.op_rows import ChecksOps, OpSession
+from hocket.store.op_rows import ChecksOps, NewOp, OpSession
 from hocket.store.presence_rows import PresenceSession
 from hocket.store.registers import ChecksRegisters, RegisterSession
 from hocket.store.roster import JobSession
@@ -38,6 +39,9 @@ class RowCheck(ChecksOps, ChecksJobs, ChecksStates, ChecksRegisters, ChecksArtif
     """The subjects with rows that were found not to say what the ops say."""
     replays: bool
     """A caller that replays ops takes the rows as they are."""
+
+    def wrote_ops(self, ops: Sequence[NewOp]) -> None:
+        """The transaction adds these ops to the log."""
 
     def committed(self) -> None:
         """The transaction is committed."""

@@ -24,14 +24,15 @@ from hocket.store.postgres.connecting import (
     raise_explained,
     read_address,
 )
-from hocket.store.postgres.exchange import Connection
+from hocket.store.postgres.exchange import ANSWER_S, Connection
 from hocket.store.postgres.listening import notification
 from hocket.store.postgres.migration import check_and_migrate, planned_migration
 from hocket.store.postgres.session import PostgresSession
 from hocket.store.postgres.statements import HEAD, SERVER_MS, head_of
 from hocket.store.statements import MustBeAlone, Outdated, RowMacs
 
-# A server that has said that it shuts down may refuse connections for this long: it is restarting.
+# A server that has said that it shuts down may refuse connections for this long: it is restarting. And so may all of
+# several, once the connection to one of them broke: another one is about to take its place.
 RESTART_S = 30.0
 # What NOTIFY raises if a listener that is stopped somewhere has let the notifications pile up.
 QUEUE_FULL = psycopg.errors.ProgramLimitExceeded
@@ -43,6 +44,7 @@ class PostgresStore(ServerStore[PostgresSession]):
         super().__init__(address.shown)
         self._beginning = Beginning(address.schema)
         self._restarts_until = 0.0
+        self._is_lost = False
         connection = connect(address)
         try:
             if is_pooled(connection):
@@ -85,13 +87,13 @@ class PostgresStore(ServerStore[PostgresSession]):
                 return session
             try:
                 return self._begin(author, at_end)
-            except psycopg.OperationalError as error:
-                if not self._writer.closed:
+            except psycopg.Error as error:
+                if not self.lost(error):
                     raise
-                self.lost(error)
                 self._writer = self._reconnected()
                 return self._begin(author, at_end)
         except BaseException as error:
+            self.lost(error)
             self.roll_back()
             raise_explained(self.shown, error)
 
@@ -104,10 +106,16 @@ class PostgresStore(ServerStore[PostgresSession]):
         session.resumed(resumed)
         return session
 
-    def lost(self, error: psycopg.OperationalError) -> None:
-        """The connection broke."""
-        if isinstance(error, RESTARTING):
+    def lost(self, error: BaseException) -> bool:
+        """Whether the connection broke. One to a server that takes no writes is given up: another server may take its
+        place.
+        """
+        if isinstance(error, RESTARTING) or (self.address.has_standby and self._writer.closed and not self._is_lost):
             self._restarts_until = time.monotonic() + RESTART_S
+        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+            self._writer.close()
+        self._is_lost = self._writer.closed
+        return self._is_lost
 
     def _reconnected(self) -> Connection:
         try:
@@ -121,8 +129,9 @@ class PostgresStore(ServerStore[PostgresSession]):
             raise
 
     def _begin(self, author: bytes | None = None, at_end: bool = False) -> PostgresSession:
-        begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end)))
+        begun = self._beginning.begun(self._writer.ask(self._beginning.statements(author, at_end), ANSWER_S))
         self.server_clock.set(begun.server_ms)
+        self._is_lost = False
         session = self._write_session
         if session is None or session.connection is not self._writer:
             session = PostgresSession(self._writer, self.address.schema, is_writer=True, macs=self.macs)
@@ -145,7 +154,7 @@ class PostgresStore(ServerStore[PostgresSession]):
         """
         try:
             note = () if session.note is None else (notification(self.address, session.note),)
-            session.send(("COMMIT", ()), *note)
+            session.send(_COMMIT, *note)
         except psycopg.OperationalError as error:
             is_doubtful = self._writer.closed or isinstance(error, QUEUE_FULL)
             if not is_doubtful or session.last_added is None or not self._was_committed(session, error):
@@ -170,7 +179,9 @@ class PostgresStore(ServerStore[PostgresSession]):
                 self._writer.close()
                 self._writer = connect(self.address)
                 is_there = self._begin().has_op(seq, op_id)
-                self._writer.ask((_ROLLBACK,))
+                # A commit that no longer waited for its standby is here, and may be lost with this server. A later one
+                # takes it along.
+                self._writer.ask((_WRITE_AGAIN, _COMMIT) if is_there else (_ROLLBACK,), ANSWER_S)
                 return is_there
             except BaseException:
                 self._writer.close()
@@ -197,7 +208,9 @@ class PostgresStore(ServerStore[PostgresSession]):
 
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SEARCH = "SELECT set_config('search_path', ?, true)"
+_COMMIT = ("COMMIT", ())
 _ROLLBACK = ("ROLLBACK", ())
+_WRITE_AGAIN = ("UPDATE head SET seq = seq", ())
 
 
 class PostgresWrite:
@@ -223,10 +236,10 @@ class PostgresWrite:
         session = self._session
         resumes = session.resumes
         self._store.ended(session, is_committed=False)
+        self._store.lost(error)
         self._store.roll_back()
-        if resumes and session.connection.closed and isinstance(error, psycopg.OperationalError):
+        if resumes and session.connection.closed and isinstance(error, psycopg.Error):
             # The connection may have been lost before the transaction began.
-            self._store.lost(error)
             raise Outdated from error
         if self._author is not None and isinstance(error, psycopg.errors.DeadlockDetected):
             raise MustBeAlone from error
@@ -252,7 +265,7 @@ class PostgresReader(StoreReader[PostgresSession]):
 
     def _begin(self) -> None:
         path = f"{self._address.schema}, pg_temp"
-        *_, head = self._connection.ask(((_BEGIN_READ, ()), (_SEARCH, (path,)), (HEAD, ())))
+        *_, head = self._connection.ask(((_BEGIN_READ, ()), (_SEARCH, (path,)), (HEAD, ())), ANSWER_S)
         self.session.begun(head_of(head.first))
 
     def end(self) -> None:

@@ -39,10 +39,13 @@ _REFUSALS = (
 )
 _FULL_HOUSE = ("too many clients", "connection slots", "too many connections")
 _STARTING = ("starting up", "shutting down", "recovery", "not yet accepting connections")
+# What libpq says of a server that takes no writes, if the address asks for one that does.
+_READ_ONLY = ("session is read-only", "server is in hot standby mode")
 _SENTENCES: tuple[tuple[tuple[type[psycopg.Error], ...], str], ...] = (
     (
         (errors.ReadOnlySqlTransaction,),
-        "is read-only, as a replica is; give the address of the primary server",
+        "is read-only, as a replica is; give the address of the primary server, or all servers with"
+        " target_session_attrs=read-write",
     ),
     ((errors.DiskFull,), "has no space left on its disk; the change was not kept, free some space and repeat it"),
     (
@@ -66,6 +69,11 @@ _PASSING = (errors.DiskFull,), (errors.IdleInTransactionSessionTimeout,), (psyco
 
 def connecting(shown: str, error: psycopg.Error) -> StoreError:
     """The error of a connection that could not be made."""
+    if any(sign in str(error) for sign in _READ_ONLY):
+        return StoreStarting(
+            f"cannot connect to {shown}: none of these servers takes writes, and one is a standby; wait until it is"
+            " promoted, or start the primary server"
+        )
     reason = first_line(error).rpartition("FATAL:")[2].strip()
     for signs, remedy in _REFUSALS:
         if all(sign in reason for sign in signs) if signs[-1] == "does not exist" else any(s in reason for s in signs):
@@ -107,22 +115,33 @@ def first_line(error: BaseException) -> str:
 SCHEMA_DEFAULT = "hocket"
 # How long to wait for a connection, unless the address or libpq's variable says so.
 CONNECT_S = 10
+# A machine that is lost says nothing. The system asks it after so many seconds without a word, and again, and ends the
+# connection without an answer; unless the address says otherwise.
+_KEEPALIVE: Mapping[str, int] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
 _SCHEMA = "schema"
+_SESSION = "target_session_attrs"
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 class DatabaseAddress(NamedTuple):
-    """`conninfo` is for libpq and may contain a password; `shown` does not. `is_pooled` is known after the first
-    connection: a pooler stands before the server.
+    """`conninfo` is for libpq and may contain a password; `shown` does not. With `has_standby` it names several hosts.
+    `is_pooled` is known after the first connection: a pooler stands before the server.
     """
 
     conninfo: str
     schema: str
     shown: str
+    has_standby: bool = False
     is_pooled: bool = False
 
 
-def read_address(url: str) -> DatabaseAddress:
+def read_address(url: str, *, takes_writes: bool = True) -> DatabaseAddress:
+    """Of several hosts, the one that `takes_writes` is used, unless the address or libpq's variable says otherwise."""
     base, _, query = url.partition("?")
     try:
         given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
@@ -144,15 +163,20 @@ def read_address(url: str) -> DatabaseAddress:
         )
     if "connect_timeout" not in settings and "PGCONNECT_TIMEOUT" not in os.environ:
         conninfo = make_conninfo(conninfo, connect_timeout=CONNECT_S)
+    conninfo = make_conninfo(conninfo, **{name: each for name, each in _KEEPALIVE.items() if name not in settings})
+    has_standby = "," in str(settings.get("host", os.environ.get("PGHOST", "")))
+    if takes_writes and has_standby and not {_SESSION, "PGTARGETSESSIONATTRS"} & {*settings, *os.environ}:
+        conninfo = make_conninfo(conninfo, target_session_attrs="read-write")
     known = make_conninfo(conninfo, fallback_application_name="hocket")
-    return DatabaseAddress(known, schema, _shown(settings, schema))
+    return DatabaseAddress(known, schema, _shown(settings, schema), has_standby)
 
 
 def _shown(settings: Mapping[str, object], schema: str) -> str:
     user = f"{settings['user']}@" if "user" in settings else ""
-    port = f":{settings['port']}" if "port" in settings else ""
-    place = "" if schema == SCHEMA_DEFAULT else f"?{_SCHEMA}={schema}"
-    return f"postgresql://{user}{settings.get('host', '')}{port}/{settings.get('dbname', '')}{place}"
+    hosts, ports = str(settings.get("host", "")).split(","), str(settings.get("port", "")).split(",")
+    places = [f"{host}:{port}" if port else host for host, port in zip(hosts, ports * len(hosts), strict=False)]
+    schema_used = "" if schema == SCHEMA_DEFAULT else f"?{_SCHEMA}={schema}"
+    return f"postgresql://{user}{','.join(places)}/{settings.get('dbname', '')}{schema_used}"
 
 
 # A statement that is repeated so often is prepared.

@@ -6,6 +6,7 @@ that one statement writes all rows: psycopg would make a text of each value firs
 
 import re
 import select
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -21,6 +22,11 @@ from psycopg.pq.abc import PGconn, PGresult
 
 # How long an interrupted process waits for the server to give up a statement.
 CANCEL_S = 5.0
+# How long a transaction waits for the answer to its first and its last message. Each may wait for a lock before that,
+# and a commit for a standby.
+ANSWER_S = 90.0
+# The function of the server that warns when a commit no longer waits for its synchronous standby.
+_STANDBY_WAIT = "SyncRepWaitForLSN"
 
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]
@@ -64,10 +70,16 @@ class Connection(psycopg.Connection[Row]):
         self._uses: dict[_Key, int] = {}
         self._names: dict[_Key, bytes] = {}
         self._numbers = count()
+        self._is_unreplicated = False
+        self.add_notice_handler(self._noticed)
 
-    def ask(self, statements: Iterable[Statement]) -> list[StatementAnswer]:
+    def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
+        self._is_unreplicated |= notice.source_function == _STANDBY_WAIT
+
+    def ask(self, statements: Iterable[Statement], limit_s: float | None = None) -> list[StatementAnswer]:
         """Runs statements in one round trip. Raises the error of the first that fails; the server skips those after it.
-        They leave in one go: PostgreSQL's limit for idle transactions does not count while it waits for the rest.
+        They leave in one go: PostgreSQL's limit for idle transactions does not count while it waits for the rest. A
+        server that has not answered within `limit_s` counts as lost, and so does a commit that its standby may lack.
         """
         if self.closed:
             raise psycopg.OperationalError("the connection is closed")
@@ -78,7 +90,7 @@ class Connection(psycopg.Connection[Row]):
             self._forget(each for each in sent if each.is_new)
             raise
         try:
-            results = self._exchanged(sent)
+            results = self._exchanged(sent, limit_s)
         except psycopg.Error:
             self.close()
             raise
@@ -102,7 +114,7 @@ class Connection(psycopg.Connection[Row]):
                 name = self._names[key] = b"hocket_%d" % next(self._numbers)
         return _Sent(key, numbered, encoded, self._values.formats, name, is_new)
 
-    def _exchanged(self, sent: Sequence[_Sent]) -> list[PGresult]:
+    def _exchanged(self, sent: Sequence[_Sent], limit_s: float | None) -> list[PGresult]:
         """The results of all statements, and of all preparations before theirs."""
         pgconn = self.pgconn
         pgconn.enter_pipeline_mode()
@@ -116,12 +128,14 @@ class Connection(psycopg.Connection[Row]):
         pgconn.pipeline_sync()
         results: list[PGresult] = []
         try:
-            _receive(pgconn, results)
+            _receive(pgconn, results, limit_s)
         except psycopg.OperationalError as error:
             # The server may have said why it broke off.
             failed = [result for result in results if result.status not in _GOOD]
             raise error_from_result(failed[0]) if failed else error from None
         pgconn.exit_pipeline_mode()
+        if self._is_unreplicated:
+            raise psycopg.OperationalError("the wait for the synchronous standby was cancelled")
         return results
 
     def _answers(self, sent: Sequence[_Sent], results: Iterator[PGresult]) -> list[StatementAnswer]:
@@ -152,18 +166,18 @@ class Connection(psycopg.Connection[Row]):
         return StatementAnswer(self._values.load_rows(0, count, tuple), count)
 
 
-def _receive(pgconn: PGconn, results: list[PGresult]) -> None:
+def _receive(pgconn: PGconn, results: list[PGresult], limit_s: float | None) -> None:
     """Sends what waits, and reads the results up to the end of the pipeline."""
+    deadline = None if limit_s is None else time.monotonic() + limit_s
     waiter = select.poll()
     waiter.register(pgconn.socket, select.POLLIN | select.POLLOUT)
     while pgconn.flush():
-        ((_, ready),) = waiter.poll()
-        if ready & ~select.POLLOUT:
+        if _polled(waiter, deadline) & ~select.POLLOUT:
             pgconn.consume_input()
     waiter.modify(pgconn.socket, select.POLLIN)
     while True:
         while pgconn.is_busy():
-            waiter.poll()
+            _polled(waiter, deadline)
             pgconn.consume_input()
         result = pgconn.get_result()
         if result is None:
@@ -173,6 +187,13 @@ def _receive(pgconn: PGconn, results: list[PGresult]) -> None:
             return
         else:
             results.append(result)
+
+
+def _polled(waiter: select.poll, deadline: float | None) -> int:
+    """What the connection is ready for, once it is."""
+    for _, ready in waiter.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000):
+        return ready
+    raise psycopg.OperationalError("the server does not answer")
 
 
 @cache

@@ -22,7 +22,7 @@ AWAY_S = 5.0
 class StreamingReplica:
     def __init__(self, primary: PostgresStore, url: str, noted: Path) -> None:
         self._primary, self._noted = primary, noted
-        self.address = read_address(url)
+        self.address = read_address(url, takes_writes=False)
         self._readers = ReadPool(lambda: PostgresReader(self.address, primary.macs), self.address.shown)
         self._is_checked = False
         self._commits_seen, self._away_until = 0, 0.0

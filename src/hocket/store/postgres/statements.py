@@ -14,6 +14,7 @@ from hocket.families.kinds.facts import KIND
 from hocket.kernel.vocabulary import Subject
 from hocket.store.op_rows import OP_COLUMNS, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.postgres.exchange import (
+    ANSWER_S,
     Bytes,
     Column,
     Connection,
@@ -190,14 +191,14 @@ class PostgresOps(OpSession, LockSession):
         """Waits for the answer."""
         return self._ask((sql, values))[0]
 
-    def _ask(self, *last: Statement) -> list[StatementAnswer]:
+    def _ask(self, *last: Statement, limit_s: float | None = None) -> list[StatementAnswer]:
         """Sends what waits, and these after it, whose answers it gives."""
         waiting, self._waiting = self._waiting, []
         if self._unchanged is not None:
             waiting.append(self._unchanged)
             self._unchanged = None
         try:
-            return self._connection.ask((*waiting, *last))[len(waiting) :]
+            return self._connection.ask((*waiting, *last), limit_s)[len(waiting) :]
         except DivisionByZero as error:
             if self.row_check is not None:
                 self.row_check.outdated()
@@ -209,8 +210,8 @@ class PostgresOps(OpSession, LockSession):
             self._ask()
 
     def send(self, *last: Statement) -> None:
-        """Sends what waits, and these after it."""
-        self._ask(*last)
+        """Sends what waits, and these after it, which end the transaction."""
+        self._ask(*last, limit_s=ANSWER_S)
 
     def _many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         for row in rows:
