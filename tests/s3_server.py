@@ -42,6 +42,9 @@ def endpoint() -> str:
         # Beside each of these ports it listens on one of its own.
         **{f"{part}.port": free_port() for part in ("master", "volume", "filer")},
         **{f"{part}.port.grpc": free_port() for part in ("master", "volume", "filer", "s3")},
+        # Other protocols, on ports that all would share.
+        "s3.port.iceberg": 0,
+        "s3.port.lance": 0,
         "volume.max": 20,
         "master.volumeSizeLimitMB": 64,
     }

@@ -8,9 +8,10 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,20 @@ def test_an_interrupt_leaves_nothing_behind(run: Program, tmp_path: Path) -> Non
     until(lambda: not Path(f"/proc/{child}").exists(), "its processes to end")
     until(lambda: run("jobs", "--json", code=0).json[0]["outcome"] == "cancelled", "the job to be cancelled")
     until(lambda: not list((run.home / "runs").glob("*/*-*")), "its directory to go")
+
+
+def test_a_manifest_can_be_apart_from_the_log(run: Program) -> None:
+    words = ("--content-apart", 0, "--env", "WHO=ann of nowhere", "--", "sh", "-c", 'test -n "$WHO" && echo seen')
+    assert run("run", *words, code=0).out == "seen\n"
+    with closing(sqlite3.connect(run.home / "log.db")) as connection:
+        bodies = [body for (body,) in connection.execute("SELECT body FROM ops")]
+    assert not any(b"of nowhere" in each for each in bodies)
+    assert run.show(job(run))["payload"]["env"] == {"WHO": "ann of nowhere"}
+    run("proof", "verify", job(run), code=0)
+    erased = run("job", "erase", job(run), "--reason", "asked for")
+    assert erased.code == 1 and "small artifacts" in erased.err, "its output and its proof are in ops"
+    assert run.show(job(run))["payload"] is None
+    assert "asked for" in run("proof", "verify", job(run), code=3).sentence
 
 
 def test_a_detached_command_goes_to_the_queue(run: Program) -> None:

@@ -40,7 +40,7 @@ REQUIREMENTS = {
     **dict.fromkeys(("sanitise",), ("LW-29",)),
     **dict.fromkeys(("rules",), ("LW-30",)),
     **dict.fromkeys(("policy", "changes", "datagram", "message", "parts", "claim"), ()),
-    **dict.fromkeys(("snapshot-manifest", "snapshot-chunk"), ()),
+    **dict.fromkeys(("snapshot-manifest", "snapshot-chunk", "object-list"), ()),
     **dict.fromkeys(("subject-name",), ("GR-05",)),
     **dict.fromkeys(("manifest",), ("GT-02", "GT-03")),
     **dict.fromkeys(("proof", "envelope"), ("GT-10",)),

@@ -12,10 +12,10 @@ import pytest
 from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
 from hocket.kernel.postcard import Malformed
 from hocket.log.archives import s3_bucket
-from hocket.log.archives.archive import archived_ops, target_at
+from hocket.log.archives.archive import Archive, archived_ops, target_at
 from hocket.log.archives.checking import verify_archive
 from hocket.log.archives.s3_bucket import S3Access, listed, s3_target, signed_headers
-from hocket.log.archives.targets import ArchiveTarget
+from hocket.log.archives.targets import ArchiveTarget, folder_target
 from hocket.log.archives.writing import write_archive
 from tests import s3_server
 from tests.log import test_archives_of_pruned_logs as of_pruned
@@ -91,6 +91,14 @@ def test_lists_of_several_pages_are_read_to_the_end(address: str, monkeypatch: p
         target.put(name, b"x")
     monkeypatch.setattr(s3_bucket, "PAGE", 3)
     assert sorted(each for each in target.names() if "/." not in each) == names
+
+
+def test_a_store_that_lists_other_names_writes_no_file_outside(tmp_path: Path) -> None:
+    names = ["snapshot/manifest", "snapshot/../../escaped", "snapshot/00000.chunk", "snapshot//etc/passwd"]
+    target = folder_target(tmp_path)._replace(path=None, names=lambda: names, read=lambda name: b"x")
+    with Archive(target).snapshot() as folder:
+        assert folder is not None
+        assert {each.name for each in folder.path.iterdir()} == {"manifest", "00000.chunk"}
 
 
 def test_what_is_refused_says_why(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ JOB: dict[str, Any] = {
 _BUDGET = ("max_cost", "max_bu", "per_beat", "phase_cap", "wait_cap", "hard_end", "budget_file", "charge_to")
 _OF_SCHEDULES = ("priority", "retries", "lease", "timeout", "concurrency", "rate", "backoff", "backoff_max", "needs")
 # Of a command.
-RUN = {name: JOB[name] for name in ("priority", "retries", *_BUDGET)}
+RUN = {name: JOB[name] for name in ("priority", "retries", "content_apart", *_BUDGET)}
 
 JobOptions = Annotated[dict[str, Any], OptionGroup(JOB)]
 RunOptions = Annotated[dict[str, Any], OptionGroup(RUN)]

@@ -18,16 +18,13 @@ from hocket.families.availability.facts import AVAILABILITY, Availability
 from hocket.families.kinds.facts import KIND
 from hocket.kernel import arbitration
 from hocket.kernel.arbitration import UNAUTHORISED, Reason
-from hocket.kernel.clock import Hlc, pack, unpack
+from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.policy import names_of as kind_names
 from hocket.kernel.vocabulary import (
     ACCEPTANCES,
     JOB,
-    CreateArtifact,
-    EraseContent,
-    EvictArtifact,
     ReportFork,
     RevokeRoot,
     Subject,
@@ -59,8 +56,8 @@ from hocket.log.projectors import (
     rules_of,
 )
 from hocket.log.registers import ArtifactRegister, CoordinatorRegister, GrantRegister, RouteRegister, ScheduleRegister
-from hocket.store import Head, OpRow, Session
-from hocket.store.horizon_rows import BaseRow, HorizonRow, PruningRow
+from hocket.store import Head, Session
+from hocket.store.horizon_rows import BaseRow
 
 if TYPE_CHECKING:
     from hocket.kernel.snapshots.horizon import SettledCut
@@ -299,7 +296,7 @@ class Projection:
     def doubt(self, op_id: bytes) -> None:
         self._doubted[op_id] = None
 
-    def _doubt(self, op_id: bytes, subject: Subject | None, permissions: bool = False) -> None:
+    def ask_again_about(self, op_id: bytes, subject: Subject | None, permissions: bool = False) -> None:
         """An op must be judged again, with all ops about its subject if it has one."""
         if subject is not None and is_known(subject.family):
             self.ask_again(subject, permissions)
@@ -384,7 +381,7 @@ class Projection:
         projector.keep(subject.key, verdict)
         if is_awaited:
             self.citations.expect_none(op.id)
-            self._leaners(op)
+            self.mark_leaners(op)
             self.settle()
         return None
 
@@ -418,7 +415,7 @@ class Projection:
         elif not integrity:
             self._arrived_at(subject, op)
         # Ops that cite this one have waited for it, even if only to learn that it is later than they are.
-        self._leaners(op)
+        self.mark_leaners(op)
         if subject is None:
             # The permissions, routes and coordinators decide about the ops that follow.
             while self._doubted:
@@ -447,7 +444,7 @@ class Projection:
         """
         for other in self._naming.namesakes(op.id[:ID_BYTES]):
             if other.subject is not None and other.key != op.id:
-                self._doubt(other.key, other.subject)
+                self.ask_again_about(other.key, other.subject)
 
     def _arrived_at(self, subject: Subject, op: Op) -> None:
         projector = self.projectors[subject.family]
@@ -561,7 +558,7 @@ class Projection:
             self.permissions_changed(op)
         if before == _COUNTS:
             self._record(op, False)
-        self._leaners(op)
+        self.mark_leaners(op)
 
     def _stands_alone(self, op: Op) -> bool:
         """Whether an op counts although its author wrote another one with the same timestamp: a proof needs no trust in
@@ -571,20 +568,20 @@ class Projection:
 
     # Folding again.
 
-    def _leaners(self, leaned_on: Op) -> None:
+    def mark_leaners(self, leaned_on: Op) -> None:
         """Marks every op that cites this one to be judged again, since this one may now count, or not."""
         names = {leaned_on.id, *names_of(leaned_on.payload)}
         for citing in [citing for name in names for citing in self.citations.citing(name)]:
             op, _ = self.known(citing)
             if op is not None:
-                self._doubt(op.id, subject_of(op.payload))
+                self.ask_again_about(op.id, subject_of(op.payload))
 
     def settle(self) -> None:
         """Judges until nothing is left to judge. This ends, because a verdict depends on earlier ops alone."""
         while self._again or self._doubted:
             self._session.lock_all()
             if self._again:
-                self._refold(*self._again.popitem(last=False))
+                self.refold(*self._again.popitem(last=False))
             else:
                 self._judge(self._doubted.popitem(last=False)[0])
 
@@ -603,9 +600,9 @@ class Projection:
         self._set_reason(op, reason)
         if _COUNTS in (reason, before):
             self._record(op, reason == _COUNTS)
-        self._leaners(op)
+        self.mark_leaners(op)
 
-    def _refold(self, subject: Subject, permissions: bool) -> None:
+    def refold(self, subject: Subject, permissions: bool) -> None:
         """Ops without a grant are left out unless the permissions have changed, so that they cost others nothing."""
         without = () if permissions else _UNAUTHORISED
         base = self._base(subject)
@@ -622,7 +619,7 @@ class Projection:
             self._set_reason(op, verdicts[op.id][1])
         projector.keep(subject.key, state)
         for op in chain(flipped, self._collided.pop(subject, ())):
-            self._leaners(op)
+            self.mark_leaners(op)
 
     def _base(self, subject: Subject) -> BaseRow | None:
         """What the subject was at the horizon, if that stands in the place of ops."""
@@ -675,52 +672,6 @@ class Projection:
         if (register := self._registers.get(type(op.payload))) is not None:
             (register.enter if counts else register.strike)(op)
 
-    # The horizon.
-
-    def move_horizon(self, row: HorizonRow) -> None:
-        """A horizon comes into force, whose heads are stored: what is late no longer counts. Its subjects follow it one
-        by one.
-        """
-        assert self.permissions is not None
-        self._session.set_horizon(row)
-        self._change_permissions(row.op)
-        cut = self.permissions.cut
-        assert cut is not None
-        for author in self._session.frontier():
-            since = cut.heads.get(int.from_bytes(author, "big"))
-            for late in self._session.ops_between(author, bytes(20) if since is None else pack(since), cut.end):
-                self._doubt(late.id, late.subject, permissions=True)
-        for waiting in self._session.ops_refused_for((Reason.WAITING,)):
-            self._doubt(waiting.id, waiting.subject)
-        self.settle()
-
-    def follow_horizon(self, row: PruningRow) -> None:
-        """Lets go what this horizon lets go of a subject. What later ops make of it is folded again."""
-        session, cut = self._session, self.permissions.cut
-        assert cut is not None
-        if not row.subject.family:
-            self._let_go([found] if (found := session.op(row.subject.key)) is not None else [])
-            return
-        settled = [each for each in session.ops_about(row.subject) if cut.is_settled(unpack(each.hlc))]
-        if row.state is not None and row.last is not None:
-            session.put_base(BaseRow(row.subject, row.last, row.state))
-        self._let_go([each for each in settled if each.id not in row.kept])
-        self._refold(row.subject, True)
-
-    def _let_go(self, rows: Sequence[OpRow]) -> None:
-        session, ops = self._session, [keyed(row) for row in rows]
-        session.set_reasons([(Reason.PRUNED, op.id) for op in ops])
-        self.citations.expect([name for op in ops for name in (op.id, *names_of(op.payload))])
-        for op in ops:
-            self.citations.changed(op.id)
-            if isinstance(op.payload, CreateArtifact):
-                session.drop_artifact(op.payload.artifact_id)
-            elif isinstance(op.payload, EvictArtifact):
-                session.drop_eviction(op.id)
-            elif isinstance(op.payload, EraseContent):
-                session.drop_erasure(op.id)
-            self._leaners(op)
-
     # The permissions.
 
     def legislate(self, op: Op, integrity: bool) -> None:
@@ -730,7 +681,7 @@ class Projection:
         # Each read of the permissions decides which ops of an author with two histories count.
         is_good = not integrity or self._stands_alone(op) or self.permissions.is_forked(op)
         if is_good and self.citations.are_here(op) and self._grants.enact(op):
-            self._change_permissions(op.id)
+            self.change_permissions(op.id)
 
     def designate(self, op: Op, integrity: bool) -> None:
         """Before a whole log is replayed, but after its delegations: enters a designation, since those that pin
@@ -739,7 +690,7 @@ class Projection:
         is_good = not integrity or self._stands_alone(op)
         if not op.cited and is_good and not self._is_late(op) and self.permissions.refusal(op) is None:
             self._coordinators.put(op)
-            self._change_permissions(op.id)
+            self.change_permissions(op.id)
 
     def _enact(self, op: Op) -> None:
         """A delegation, a revocation or a proof of a fork takes effect as soon as every op that it cites is here."""
@@ -747,7 +698,7 @@ class Projection:
         if is_grant and self.citations.are_here(op) and self._grants.enact(op):
             self.permissions_changed(op)
 
-    def _change_permissions(self, name: bytes) -> None:
+    def change_permissions(self, name: bytes) -> None:
         self._is_changing = True
         self.permissions_state ^= trace(name)
         self.__dict__.pop("permissions", None)
@@ -757,14 +708,14 @@ class Projection:
         delegations by it, and the revocations.
         """
         before = self.permissions
-        self._change_permissions(name or op.id)
+        self.change_permissions(name or op.id)
         self._coordinators.follow(before, self.permissions)
         losers, gainers = self.permissions.compared_with(before)
         for revocation in self._grants.revocations():
             self.doubt(revocation)
         for fresh, _ in list(self._fresh.ops.values()):
             if fresh.node_id in losers | gainers and fresh.id != op.id:
-                self._doubt(fresh.id, subject_of(fresh.payload), permissions=True)
+                self.ask_again_about(fresh.id, subject_of(fresh.payload), permissions=True)
         for node in losers | gainers:
             self._schedules.doubt_ticks_of(node)
         # What such a node has broken may have been only a part of what it may break now.
@@ -772,7 +723,7 @@ class Projection:
         for node in losers | breakers:
             self._session.order_ops()
             for op_id, subject in self._session.written_by(node.to_bytes(8, "big")):
-                self._doubt(op_id, subject, permissions=True)
+                self.ask_again_about(op_id, subject, permissions=True)
         if gainers:
             for row in self._session.ops_refused_for(_UNAUTHORISED):
-                self._doubt(row.id, row.subject, permissions=True)
+                self.ask_again_about(row.id, row.subject, permissions=True)

@@ -280,9 +280,9 @@ def test_a_job_that_many_of_its_ops_wait_in_is_folded_again_once(monkeypatch: py
     log = new_log()
     log.admit(sent([*INTRODUCTIONS, *(op for op in script.ops if op is not claim)]))
     refolds = []
-    plain = Projection._refold
+    plain = Projection.refold
     monkeypatch.setattr(
-        Projection, "_refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
+        Projection, "refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
     )
     log.admit(sent([claim]))
     with log.store.read() as session:

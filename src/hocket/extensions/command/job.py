@@ -22,6 +22,7 @@ from hocket.errors import Failed, OverBudget, Unreachable, Usage
 from hocket.events import Emit, Event, ignore
 from hocket.events.workers import AllowanceIsRisky, GpusUnpriced
 from hocket.extensions.command.allowance import OBSTACLES, Allowance, configured
+from hocket.extensions.command.apart import ApartManifests, CommandAnswer
 from hocket.extensions.command.command_runs import Gpus, ResourceLimits
 from hocket.extensions.command.execute import CommandLimits, CommandResult, CommandRunner, Heard, RunTerms, order_for
 from hocket.extensions.command.execution import Execution, Output, RunnerProgram, Stream
@@ -45,6 +46,7 @@ from hocket.kernel import __version__
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import decode
+from hocket.kernel.policy import decode_policy
 from hocket.kernel.texts import counted
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node import variables
@@ -133,6 +135,8 @@ class Commands:
         self._runner = CommandRunner(gpus)
         self._workdirs = Workdirs(premises.runs)
         self._caretaker = ThreadPoolExecutor(1, "hocket-caretaker")
+        self._fetcher = ThreadPoolExecutor(1, "hocket-manifests")
+        self._apart = ApartManifests(premises.blobs, premises.fetch, self._judged, self._fetcher.submit, time.monotonic)
         self._is_untidy = False
         self._closing = threading.Event()
         self.listeners = OutputListeners()
@@ -145,6 +149,7 @@ class Commands:
     def close(self) -> None:
         self._closing.set()
         self._runner.close()
+        self._fetcher.shutdown(cancel_futures=True)
         self._caretaker.shutdown()
         self._workdirs.close()
         self._sweep()
@@ -157,13 +162,18 @@ class Commands:
             assert isinstance(payload, ScheduleJob)
             if only is not None:
                 return payload.job_id == only and not is_over()
-            if not self._is_for_here(payload.payload):
+            apart = None if payload.payload else decode_policy(payload.policy_envelope).content
+            answer = self._judged(payload.payload) if apart is None else self._apart.answer(apart)
+            if answer is None or not answer.is_for_here:
                 return False
-            return is_own(session, self._premises.node, schedule) or self._allows(payload.payload)
+            return answer.is_allowed or is_own(session, self._premises.node, schedule)
 
         return JobType(
             KIND, function=self.serve, give_up_on=(OverBudget,), keeps_budget=True, is_isolated=True, wants=wants
         )
+
+    def _judged(self, payload: bytes) -> CommandAnswer:
+        return CommandAnswer(self._is_for_here(payload), self._allows(payload))
 
     def _is_for_here(self, payload: bytes) -> bool:
         """Whether a command names no node to run on, or this one."""

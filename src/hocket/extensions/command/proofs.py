@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.api import Service
-from hocket.errors import Failed, HocketError
+from hocket.errors import Conflict, Failed, HocketError, Unreachable
 from hocket.extensions.command.execution import Execution, Stream
 from hocket.extensions.command.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.extensions.command.proof import (
@@ -25,6 +25,7 @@ from hocket.families import artifacts
 from hocket.families.artifacts import Fetch
 from hocket.families.blobs import Blobs, Damaged
 from hocket.families.jobs import view
+from hocket.families.jobs.apart import payload_of
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.families.jobs.rules import Outcome as Ended
 from hocket.kernel.ids import content_hash, hash_text, node_id, node_text, ulid_text
@@ -91,7 +92,7 @@ def examine(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch
     except BadProof as error:
         return Examined([str(error)], [])
     examined = Examined([], [])
-    examined.problems.extend(_about_the_command(session, job, execution))
+    examined.problems.extend(_about_the_command(session, blobs, job, execution, fetch))
     examined.problems.extend(_about_the_claim(session, job, execution, proof.worker))
     for name, size, hash, type in _named(execution):
         found = [each for each in _of_type(session, job, type) if each.hash == hash]
@@ -105,8 +106,10 @@ def examine(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch
     return examined
 
 
-def _about_the_command(session: Session, job: Job, execution: Execution) -> Iterator[str]:
-    manifest = _manifest(session, job)
+def _about_the_command(
+    session: Session, blobs: Blobs, job: Job, execution: Execution, fetch: Fetch | None
+) -> Iterator[str]:
+    manifest = _manifest(session, blobs, job, fetch)
     if isinstance(manifest, str):
         yield manifest
         return
@@ -119,13 +122,15 @@ def _about_the_command(session: Session, job: Job, execution: Execution) -> Iter
         yield "the proof names other inputs than the job"
 
 
-def _manifest(session: OpSession, job: Job) -> Manifest | str:
+def _manifest(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None) -> Manifest | str:
     row = session.op(job.schedule_op)
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, ScheduleJob):
         return f"the request of job {ulid_text(job.id)} is not on this log"
     try:
-        return parse_manifest(msgspec.json.decode(payload.payload))
+        return parse_manifest(msgspec.json.decode(payload_of(session, blobs, job, payload.payload, fetch)))
+    except (Conflict, Unreachable) as error:
+        return str(error)
     except (BadManifest, msgspec.MsgspecError, RecursionError) as error:
         return f"job {ulid_text(job.id)} is not a command: {error}"
 

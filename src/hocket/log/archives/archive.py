@@ -22,7 +22,7 @@ from hocket.kernel.snapshots.chunks import SnapshotManifest
 from hocket.log.archives.day_file import DayFile, decode, file_name, place_in
 from hocket.log.archives.git_repository import GIT, git_target
 from hocket.log.archives.targets import ArchiveTarget, folder_target, read_bytes
-from hocket.log.snapshots.folder import MANIFEST, SnapshotFolder
+from hocket.log.snapshots.folder import MANIFEST, SnapshotFolder, is_part
 
 
 def target_at(address: str | Path) -> ArchiveTarget:
@@ -109,7 +109,7 @@ class Archive:
             yield SnapshotFolder(self.target.path / SNAPSHOT)
         else:
             with TemporaryDirectory(prefix="hocket-archive-") as directory:
-                for name in self._names[SNAPSHOT]:
+                for name in filter(is_part, self._names[SNAPSHOT]):
                     (Path(directory) / name).write_bytes(self.target.read(f"{SNAPSHOT}/{name}"))
                 yield SnapshotFolder(Path(directory))
 

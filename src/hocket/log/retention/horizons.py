@@ -33,6 +33,7 @@ from hocket.log.archives.reached import archived_heads
 from hocket.log.checkpoints.horizon_notes import cosign_horizon, horizon_checkpoint, horizon_witnesses, members_of
 from hocket.log.citations import keyed
 from hocket.log.permissions import Permissions
+from hocket.log.retention.horizon_projection import enter_horizon, follow_horizon
 from hocket.log.retention.remaining import references
 from hocket.log.retention.settling import Settlement, heads_at, later_ops, settle
 from hocket.log.transaction import GAPS, Transaction
@@ -293,7 +294,7 @@ class HorizonKeeper:
             tx.settle()
             horizon = Horizon(coming.op.id, coming.payload.at_ms, coming.op.timestamp, coming.rules)
             tx.session.put_heads(settlement.heads)
-            tx.projection.move_horizon(HorizonRow(coming.op.id, coming.payload.at_ms, forgotten_ms(horizon)))
+            enter_horizon(tx.projection, HorizonRow(coming.op.id, coming.payload.at_ms, forgotten_ms(horizon)))
             self._cosign(tx.session, coming, settlement)
             return True
 
@@ -315,7 +316,7 @@ class HorizonKeeper:
             tx.settle()
             some = tx.session.pruning(STEP_SUBJECTS)
             for each in some:
-                tx.projection.follow_horizon(each)
+                follow_horizon(tx.projection, each)
             tx.projection.settle()
             tx.session.drop_pruning([each.subject for each in some])
             if len(some) < STEP_SUBJECTS:

@@ -4,6 +4,7 @@ again. A folder that a person has asked for also has the ops after the horizon.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +29,7 @@ MANIFEST = "manifest"
 # What came after the horizon, as `hocket log export` writes ops: in a folder for a machine without a network.
 LATER = "later.ops"
 _SUFFIX = ".chunk"
+_PART = re.compile(r"[0-9]{5,9}\.chunk")
 
 
 class SnapshotFolder:
@@ -161,6 +163,11 @@ def _read(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise Malformed(f"it is larger than {limit} bytes")
     return data
+
+
+def is_part(name: str) -> bool:
+    """Whether a snapshot has a file of this name. Another store may list any."""
+    return name == MANIFEST or _PART.fullmatch(name) is not None
 
 
 def _is_ours(name: str) -> bool:
