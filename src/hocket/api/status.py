@@ -244,7 +244,8 @@ def _bus_text(shown: BusStatus, now: int) -> str:
     said = [f"{shown.server}, process {shown.process}: {state} for {span(max(0, now - shown.since_ms))}"]
     said += [shown.detail] if shown.detail else []
     said += [] if shown.is_connected else ["work goes on without it"]
-    said += ["keeps no announcements"] if shown.is_connected and not shown.keeps else []
+    is_silent = shown.keeps or "keeps no announcements" in shown.detail
+    said += ["keeps no announcements"] if shown.is_connected and not is_silent else []
     said += [f"{counted(shown.lost, 'message')} lost"] if shown.lost else []
     said += [f"{count:,} refused as {reason}" for reason, count in shown.refused.items()]
     return "; ".join(said)

@@ -247,6 +247,7 @@ class Up(Node):
             randomness=chance.randbytes,
             bus=environment.bus,
             stopwatch=node.store_time,
+            monotonic=environment.monotonic,
         )
         super().__init__(_SimRuntime(log), Disk(node, chance, self.life), environment)
         self.gate = Gate(self, node.key, environment, emit=self._emit, is_contested=True)
