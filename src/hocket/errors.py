@@ -100,6 +100,19 @@ class CommitUnknown(StoreAway):
     """The connection broke during a commit, and the database could not be asked since whether it has the change."""
 
 
+class Unconfirmed(StoreError):
+    """The coordinator cannot decide, or its decision is not known to enough of the nodes that may follow it: to those
+    it is written as to a store. `is_written`: it may still be confirmed.
+    """
+
+    def __init__(self, sentence: str, is_written: bool = False) -> None:
+        super().__init__(sentence)
+        self.is_written = is_written
+
+    def __reduce__(self) -> tuple[type["Unconfirmed"], tuple[str, bool]]:
+        return Unconfirmed, (str(self), self.is_written)
+
+
 class OutboxFull(Unreachable):
     """The coordinator has been away for so long that no more ops may wait for it. Nothing was written."""
 

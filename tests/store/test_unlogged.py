@@ -17,9 +17,11 @@ from hocket.log.intake import BEHIND
 from hocket.log.limits import SHARED
 from hocket.log.lost_past import SET_ASIDE
 from hocket.log.retention import proof
+from hocket.log.succession.leading import LEAD
 from hocket.log.transaction import GAPS, NEWCOMER
 from hocket.mesh.peer_exchange import READING
 from hocket.mesh.peers import ADDRESS, BREAKERS, TRUST
+from hocket.mesh.succession.witness import WITNESS
 from hocket.node.home_store import HOME
 from hocket.store import LateOp, OverQuota, Refusal, Store, TokenRow
 from hocket.store.checkpoint_rows import CheckpointRow, CheckpointState
@@ -88,8 +90,9 @@ def test_every_setting_of_a_node_is_known() -> None:
         for name in re.findall(r"(?:node_meta\([^\n]*?, |own_meta\()([A-Z_]+)[,)]", file.read_text())
     }
     values = {ADDRESS, BEHIND, BREAKERS, GAPS, HOME, NEWCOMER, READING, SET_ASIDE, SHARED, TRUST, limits._DELIVERED}
-    values |= {limits._OFFSETS, ARCHIVES, proof._TAKEN}
+    values |= {limits._OFFSETS, ARCHIVES, proof._TAKEN, LEAD, WITNESS}
     names = {"ADDRESS", "BEHIND", "BREAKERS", "HOME", "READING", "SET_ASIDE", "SHARED", "TRUST", "_DELIVERED"}
+    names |= {"LEAD", "WITNESS"}
     assert used == names | {"_OFFSETS", "ARCHIVES", "_TAKEN", "GAPS", "NEWCOMER"} and values == {*OF_NODE}
 
 

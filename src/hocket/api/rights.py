@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from hocket.api import Service, ServiceAnswer
 from hocket.api.nodes import READ, WRITE, NodeName, NodeText, alike, listing, members_of
@@ -82,7 +83,9 @@ class CoordinatorSet(ServiceAnswer, frozen=True):
 class SuccessionShown(ServiceAnswer, frozen=True):
     """`coordinator` is the node that decides now, in its `term`: 0 for one that the owner has designated. `nodes` may
     follow it, in this order, after a silence of `after_ms`, with the votes of `quorum` of them; none if no succession
-    is in force. Of `double_voters` each has voted for two nodes in one term, which none does whose store is whole.
+    is in force. `fault` says why this node, the coordinator, decides nothing now, and `unconfirmed` counts its ops that
+    too few of the nodes have yet. Of `double_voters` each has voted for two nodes in one term, which none does whose
+    store is whole.
     """
 
     coordinator: NodeName | None
@@ -91,6 +94,8 @@ class SuccessionShown(ServiceAnswer, frozen=True):
     quorum: int
     after_ms: int
     double_voters: list[NodeName]
+    fault: str | None = None
+    unconfirmed: int = 0
 
 
 class LateOps(ServiceAnswer, frozen=True):
@@ -300,14 +305,23 @@ def _show_succession(shown: SuccessionShown) -> Iterator[View]:
             f"after {span(shown.after_ms)} of silence {' or '.join(others)} follows it, if {shown.quorum} of the"
             f" {len(shown.nodes)} nodes vote for that"
         )
+    if shown.fault is not None:
+        yield Line(f"this node decides nothing now: {shown.fault}", "warn")
+    if shown.unconfirmed:
+        yield Line(f"{counted(shown.unconfirmed, 'op')} of this node wait until {shown.quorum - 1} others have them")
 
 
 @operation("show_succession", "GET /v1/succession", READ, show=_show_succession)
 def succession(service: Service) -> SuccessionShown:
     """Show which nodes may follow the coordinator if it falls silent. `nodes` is empty if none may."""
     with service.read() as session:
-        chain = service.runtime.log.permissions(session).chain
-        return _shown_chain(chain, members_of(service, session))
+        log = service.runtime.log
+        permissions, lead = log.permissions(session), log.lead
+        shown = _shown_chain(permissions.chain, members_of(service, session))
+        if (told := lead.served_to(session, permissions)) is None:
+            return shown
+        behind, _ = session.ops_written_after(log.author, told)
+        return replace(shown, fault=lead.fault(session, permissions), unconfirmed=behind)
 
 
 @operation("set_succession", "PUT /v1/succession", WRITE, show=_show_succession)

@@ -263,6 +263,34 @@ class CoordinatorSilent(Event):
     node: str
 
 
+class LeadHeld(Event):
+    level = INFO
+    sentence = "enough named nodes answer: the coordinator decides"
+
+
+class LeadLost(Event):
+    sentence = "the coordinator decides nothing for now: {why}"
+    why: str
+
+
+class TakenOver(Event):
+    """This node has become the coordinator in the place of another. `offered` counts requests that it decided anew."""
+
+    node: str
+    term: int
+    offered: int
+
+    def __str__(self) -> str:
+        anew = f"{counted(self.offered, 'request')} decided anew"
+        return f"this node is the coordinator now, after {self.node}, in term {self.term}; {anew}"
+
+
+class TakeoverFailed(Event):
+    sentence = "the coordinator {node} is silent, and this node cannot follow it yet: {why}"
+    node: str
+    why: str
+
+
 class OpsWaiting(Event):
     """Ops of this node wait for the coordinator, which it cannot reach. `since_ms` is the time of the oldest."""
 

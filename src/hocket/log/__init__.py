@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from functools import cached_property
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hocket.bus.hints import ANYTHING
-from hocket.errors import StoreError, StoreWentBack
+from hocket.errors import StoreError, StoreWentBack, Unconfirmed
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.keys import RowMac
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hocket.log.sealing import LogEnd, Sealer
     from hocket.log.state_check import CheckedStates
     from hocket.log.store_check import StoreCheck
+    from hocket.log.succession.leading import CoordinatorLead
     from hocket.log.transaction import BeatOf, KeepApart, Transaction, Wall
     from hocket.log.written.journal import WrittenEntries
     from hocket.store import Head, NewOp, Session, Store
@@ -70,6 +71,15 @@ SETTLE_STEP = 1_000
 RULES = "rules"
 
 
+class Committed(NamedTuple):
+    """The results of requests. Some have decided something as the coordinator: by their places, the time of the last op
+    that is to be confirmed before they are told.
+    """
+
+    results: list[Any]
+    unconfirmed: dict[int, bytes]
+
+
 def load() -> None:
     """Loads what a log needs to write ops and to admit them. A process that stays calls it at its start, so that no
     request waits for a module.
@@ -79,7 +89,7 @@ def load() -> None:
     from hocket.kernel.family import FAMILIES
     from hocket.log.projectors import rules_of
 
-    for name in ("admitting", "author_check", "intake", "limits", "sealing"):
+    for name in ("admitting", "author_check", "intake", "limits", "sealing", "succession.leading"):
         import_module(f"{__name__}.{name}")
     for family in FAMILIES.values():
         rules_of(family.name)
@@ -110,6 +120,7 @@ class Log:
         bus: Bus | None = None,
         ended: EndedMacs | None = None,
         stopwatch: Callable[[], float] = perf_counter,
+        monotonic: Callable[[], float] = monotonic,
         revocations: RevocationFile | None = None,
         checked: CheckedStates | None = None,
         written: WrittenEntries | None = None,
@@ -117,7 +128,7 @@ class Log:
         self.store = store
         self.written = written
         store.mac_rows(RowMac(key), ended)
-        self.stopwatch = stopwatch
+        self.stopwatch, self._monotonic = stopwatch, monotonic
         self.node = node_id(key.public)
         self.author = self.node.to_bytes(8, "big")
         self.user = user
@@ -188,37 +199,83 @@ class Log:
         result is the error and it changes nothing; the other requests still count. An error of the store is raised, and
         nothing is kept. `beside` is as in `run`.
         """
+        committed = self.commit_unconfirmed(requests, beside=beside)
+        for index, at in committed.unconfirmed.items():
+            try:
+                self.lead.wait(at)
+            except Unconfirmed as error:
+                committed.results[index] = error
+        return committed.results
+
+    def commit_unconfirmed(self, requests: Sequence[Request], *, beside: bool = False) -> Committed:
+        """Does not wait until other nodes have what this one has decided as the coordinator."""
+        firsts: list[int] = []
+
+        def run_all(tx: Transaction) -> list[Any]:
+            firsts.clear()
+            results = []
+            for request in requests:
+                firsts.append(tx.drafted)
+                results.append(request(tx))
+            return results
+
         try:
-            return self.run(lambda tx: [request(tx) for request in requests], beside=beside)
-        except StoreError:
-            raise
+            results, decided = self._run(run_all, beside=beside, firsts=firsts)
+            return Committed(results, decided)
         except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, Unconfirmed):
+                raise
             if len(requests) == 1:
-                return [error]
-        results: list[Any] = []
+                return Committed([error], {})
+        found = Committed([], {})
         for request in requests:
-            results += self.commit([request], beside=beside)
-        return results
+            one = self.commit_unconfirmed([request], beside=beside)
+            found.unconfirmed.update({len(found.results): at for at in one.unconfirmed.values()})
+            found.results.extend(one.results)
+        return found
 
     def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:
         """Runs one request in its own transaction, and raises its error. In a store that nodes share, the transaction
         may run `beside` those of other nodes, if the request only submits jobs, or claims, ends and renews them.
-        Otherwise it is undone, and the request runs again alone.
+        Otherwise it is undone, and the request runs again alone. What this node decides as the coordinator is confirmed
+        by the nodes that may follow it when this returns; if it is not, this raises Unconfirmed.
+        """
+        result, decided = self._run(request, beside=beside)
+        for at in decided.values():
+            self.lead.wait(at)
+        return result
+
+    def run_unconfirmed(self, request: Callable[[Transaction], T]) -> T:
+        """As `run`, but the caller tells nobody of what it decides, so that it need not be confirmed."""
+        return self._run(request, firsts=())[0]
+
+    def _run(
+        self, request: Callable[[Transaction], T], *, beside: bool = False, firsts: Sequence[int] = (0,)
+    ) -> tuple[T, dict[int, bytes]]:
+        """Also returns which of the requests, that begin after so many ops each, have decided something which is to be
+        confirmed, and the time of the last op.
         """
         if beside and self._can_be_beside:
             with suppress(MustBeAlone):
-                return self._run(request, self.author)
-        return self._run(request)
+                return self._run_again(request, self.author, firsts=firsts)
+        return self._run_again(request, firsts=firsts)
 
     @property
     def _can_be_beside(self) -> bool:
         """Ids that are not bound to content must be compared with those of all others."""
         return self.is_shared and self.rules.bounds is not None
 
-    def _run(self, request: Callable[[Transaction], T], author: bytes | None = None, *, at_end: bool = False) -> T:
+    def _run_again(
+        self,
+        request: Callable[[Transaction], T],
+        author: bytes | None = None,
+        *,
+        at_end: bool = False,
+        firsts: Sequence[int] = (0,),
+    ) -> tuple[T, dict[int, bytes]]:
         while True:
             try:
-                return self._run_once(request, author, at_end)
+                return self._run_once(request, author, at_end, firsts)
             except Outdated:
                 continue
             except StoreWentBack:
@@ -228,17 +285,37 @@ class Log:
 
                 offer_again(self, self.written)
 
-    def _run_once(self, request: Callable[[Transaction], T], author: bytes | None, at_end: bool) -> T:
+    def _run_once(
+        self, request: Callable[[Transaction], T], author: bytes | None, at_end: bool, firsts: Sequence[int]
+    ) -> tuple[T, dict[int, bytes]]:
         with self.store.write(author, at_end=at_end) as session:
             transaction = self.begin(session)
             result = request(transaction)
+            is_led = self.lead.is_shared_out(transaction.projection.permissions)
+            decided = self._decided(transaction, firsts) if is_led else {}
             transaction.close(self._sealer.append)
             if changes := transaction.changes if self._bus.is_heard() else None:
                 self._bus.announce(session, changes)
             transaction.forget()
         if changes:
             self._bus.publish(changes)
-        return result
+        return result, decided
+
+    def _decided(self, tx: Transaction, firsts: Sequence[int]) -> dict[int, bytes]:
+        """Which requests of a transaction have decided something, and the time of its last op. Raises Unconfirmed if
+        this node may decide nothing now.
+        """
+        from hocket.log.succession.leading import decided_types, decided_variants
+
+        types, numbers = decided_types(), decided_variants()
+        if not (found := [index for index, first in enumerate(firsts) if tx.has_decided(first, types, numbers)]):
+            return {}
+        if (fault := self.lead.fault(tx.session, tx.projection.permissions)) is not None:
+            raise Unconfirmed(f"the coordinator cannot decide now: {fault}")
+        if not self.lead.bound_by(tx.session, tx.projection.permissions):
+            return {}
+        at, _ = tx.latest_of(self.node)
+        return dict.fromkeys(found, at)
 
     def run_each(self, requests: Iterable[Callable[[Transaction], object]]) -> None:
         """Runs the requests one after the other in one durable transaction: all of them count, or none, and the error
@@ -277,7 +354,7 @@ class Log:
     def append_plain(self, kind: str, payload: bytes) -> bytes | None:
         """Schedules one new job without a policy in its own transaction: see `Transaction.append_plain`."""
         author = self.author if self._can_be_beside else None
-        return self._run(lambda tx: tx.append_plain(kind, payload), author, at_end=True)
+        return self._run_again(lambda tx: tx.append_plain(kind, payload), author, at_end=True)[0]
 
     def settle(self) -> None:
         """Folds every op on the log into the projections, in steps that block other writers only briefly."""
@@ -301,6 +378,13 @@ class Log:
             else:
                 self._last_id = next_ulid(self._last_id)
             return self._last_id
+
+    @cached_property
+    def lead(self) -> CoordinatorLead:
+        """What this node may decide and tell if it is the coordinator and others may follow it."""
+        from hocket.log.succession.leading import CoordinatorLead
+
+        return CoordinatorLead(self, self._monotonic, self._bus)
 
     @cached_property
     def checkpoints(self) -> CheckpointKeeper:

@@ -52,6 +52,7 @@ class AdmittingLog(Protocol):
     def reading(self) -> Hlc: ...
     def permissions(self, session: Session | None = None) -> Permissions: ...
     def run(self, request: Callable[[Transaction], T]) -> T: ...
+    def run_unconfirmed(self, request: Callable[[Transaction], T]) -> T: ...
 
 
 class Admitter:
@@ -136,7 +137,7 @@ class Admitter:
             total = Admission(0, 0, {})
             while True:
                 slice_ = Slice(self._log.stopwatch, is_sliced)
-                total = add(total, self._log.run(partial(request, slice_, limit, rest, unreadable)))
+                total = add(total, self._log.run_unconfirmed(partial(request, slice_, limit, rest, unreadable)))
                 del rest[: slice_.taken]
                 unreadable = []
                 may_go_on = costs is None or costs.charge(slice_.work())

@@ -281,6 +281,11 @@ class Projection:
         assert reason is not None
         return reason
 
+    def is_offered(self, op_id: bytes) -> bool:
+        """Whether an op, of this transaction or of one before it, waits for the arbiter's word."""
+        reason = self._fresh.reason(op_id)
+        return (self.known(op_id)[1] if reason is None else reason) == Reason.OFFERED
+
     @property
     def changed(self) -> dict[bytes, int]:
         """The new reasons of ops of this transaction that had another one before."""

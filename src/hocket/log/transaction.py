@@ -3,7 +3,7 @@ one after the other. Their ops are stamped, folded and counted at once and store
 requests cost one commit. They are signed when they leave the node.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +55,7 @@ from hocket.log.projectors import FOLLOWED_UP, follow_up
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.sealing import LogEnd, signed
 from hocket.log.set_judges import Asked, OpDraft, WrittenOp, judge_of_received, write_facts
+from hocket.log.succession.leading import CoordinatorLead
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 from hocket.store.op_rows import fact_body
 
@@ -130,6 +131,8 @@ class WritableLog(Protocol):
 
     @property
     def signer(self) -> OpSigner: ...
+    @property
+    def lead(self) -> CoordinatorLead: ...
     def new_id(self, ms: int) -> bytes: ...
 
 
@@ -175,7 +178,7 @@ class Transaction:
         """Whether the mesh keeps to Likewise v0.1."""
         self.is_bound = projection.is_bound
         """Whether ids are bound to content here, and ops to their author's previous op."""
-        projection.begin(now, head.permissions_state, physical=log.physical, settle=self.settle, head=head)
+        projection.begin(now, head.permissions_state, physical=self._judging_ms, settle=self.settle, head=head)
 
     def keep_apart(self, content: bytes) -> tuple[bytes, int]:
         """Keeps content beside the log. Raises Usage if this node has no place for it."""
@@ -187,10 +190,43 @@ class Transaction:
     def physical(self) -> int:
         return self.projection.physical
 
+    def _judging_ms(self) -> int:
+        return self._log.lead.judging_ms(self.session, self.projection.permissions, self._log.physical())
+
     @property
     def written(self) -> list[bytes]:
         """The ids of the ops of this transaction so far."""
         return [draft.id for draft in self._drafts if draft.is_op]
+
+    @property
+    def drafted(self) -> int:
+        """How many ops this transaction has written or admitted so far."""
+        return len(self._drafts)
+
+    def has_decided(self, first: int, payloads: Collection[type], variants: Collection[int]) -> bool:
+        """Whether one of this node's own ops, after so many, is about what the arbiter decides."""
+        own = self._log.author
+        for draft in self._drafts[first:]:
+            if isinstance(draft, NewOp):
+                if draft.variant in variants and draft.hlc.endswith(own) and not self._is_open(draft.key):
+                    return True
+            elif not draft.is_received and type(draft.op.payload) in payloads:
+                subject = subject_of(draft.op.payload)
+                if subject is None or subject.family != JOB or not self._is_open(subject.key):
+                    return True
+        return False
+
+    def _is_open(self, key: bytes | None) -> bool:
+        entry = None if key is None else self.projection.jobs.entry(key)
+        return entry is not None and bool(entry.job.policy.open)
+
+    @property
+    def may_decide(self) -> bool:
+        """Whether this node, the arbiter, may decide now. It may not while too few of the nodes that may follow it
+        answer.
+        """
+        permissions, lead = self.projection.permissions, self._log.lead
+        return not lead.is_shared_out(permissions) or lead.fault(self.session, permissions) is None
 
     @property
     def changes(self) -> Changes:
@@ -220,13 +256,14 @@ class Transaction:
         *,
         at_once: bool = False,
         is_awaited: bool = False,
+        pin: bytes | None = None,
     ) -> Op | Reason:
         """Writes an op of this node. An op that would not count is not written: the reason is returned instead. If
         another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job, an
         artifact or a message whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that
-        node's last known op. It is marked, or signed `at_once` if others need its signature. An offer that
-        `is_awaited` has a deadline: its author waits for the decision now, and does not want a later one. In a strict
-        mesh Hocket's own payloads are never written.
+        node's last known op; a `pin` may be given instead. It is marked, or signed `at_once` if others need its
+        signature. An offer that `is_awaited` has a deadline: its author waits for the decision now, and does not want a
+        later one. In a strict mesh Hocket's own payloads are never written.
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
@@ -236,7 +273,8 @@ class Transaction:
         if self.session.is_beside:
             self._check_beside(payload)
         stamp = next_stamp(self._clock, self.now)
-        op, body = self._named(stamp, payload, deps, about, self._deadline if is_awaited else None)
+        said = () if pin is None else (pin,)
+        op, body = self._named(stamp, payload, deps, about, self._deadline if is_awaited else None, said)
         projection = self.projection
         if isinstance(op.payload, ScheduleJob) and op.payload.job_id == op.id:
             projection.jobs.expect_new(op.id)
@@ -392,10 +430,17 @@ class Transaction:
             self.session.lock_permissions(exclusive=True)
 
     def _named(
-        self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None, deadline: bytes | None = None
+        self,
+        stamp: Hlc,
+        payload: Payload,
+        deps: tuple[bytes, ...],
+        about: int | None,
+        deadline: bytes | None,
+        pins: tuple[bytes, ...],
     ) -> tuple[Op, bytes]:
         if self.is_bound:
-            pins = self._pin(about) if about is not None else () if deadline is None else (deadline,)
+            if not pins:
+                pins = self._pin(about) if about is not None else () if deadline is None else (deadline,)
             if self._log.beat is not None and not pins:
                 pins = (self._log.beat(stamp.wall),)
             return bound(stamp, (*deps, *pins, link_to(self._last)), payload)
@@ -424,8 +469,8 @@ class Transaction:
         return self.projection.projectors[subject.family].state(subject.key)
 
     def is_offer(self, op: Op) -> bool:
-        """Whether an op of this transaction waits for the arbiter's word."""
-        return self.projection.reason(op.id) == Reason.OFFERED
+        """Whether an op waits for the arbiter's word."""
+        return self.projection.is_offered(op.id)
 
     def counts(self, op_id: bytes) -> bool:
         """Whether an op of this transaction counts."""

@@ -209,6 +209,13 @@ class Client:
         await self._believe(reply, nonce)
         return reply.body
 
+    async def ask_named(self, path: str, body: bytes) -> bytes:
+        """Asks a named node as the coordinator or as a successor."""
+        reply = await self._ask("POST", path, body=body)
+        if self.node is None:
+            raise Unreachable(f"{self.address} did not prove which node it is")
+        return reply.body
+
     async def snapshot(self, query: str = "") -> bytes:
         """The manifest of the peer's snapshot, or a chunk. Raises Unreachable if the peer has none."""
         reply, nonce = await self._send("GET", wire.SNAPSHOT, query, b"")

@@ -50,6 +50,8 @@ from hocket.mesh.outgoing import PeerReader, order_ops
 from hocket.mesh.output import AskedOutput, answer_blob, answer_output, keep_output, read_query
 from hocket.mesh.quotas import BatchWork, Buckets, Quotas
 from hocket.mesh.snapshots.serving import ServedSnapshots, read_snapshot_query
+from hocket.mesh.succession import words
+from hocket.mesh.succession.serving import NamedPaths, confirmed_soon, is_led
 from hocket.mesh.sync import stored_messages
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request, SecondProof
 from hocket.work.environment import Environment
@@ -128,8 +130,10 @@ class Gate:
             ("POST", wire.OUTPUT): self._post_output,
             ("GET", wire.BUS): self._get_messages,
             ("POST", wire.BUS): self._post_messages,
+            **dict.fromkeys((("POST", path) for path in words.PATHS), self._ask_named),
             **(routes or {}),
         }
+        self._named = NamedPaths(access.log, key, environment.monotonic, self._admit)
         self._paths = frozenset(path for _, path in self._routes)
         self._used_tokens = used_tokens or UsedTokens()
         self._began_s = environment.physical_ms() // 1000
@@ -356,16 +360,23 @@ class Gate:
         async with self._called(request) as caller:
             body = await self._body(request, caller)
 
-            def work() -> Reply:
-                since, limit = asked_page(request, caller.node)
-                counts = self._admit(caller, body)
-                reply = self._answer(caller, since, limit)
+            def admit() -> RequestCounts:
+                asked_page(request, caller.node)
+                return self._admit(caller, body)
+
+            def answer(counts: RequestCounts) -> Reply:
+                reply = self._answer(caller, *asked_page(request, caller.node))
                 said = zip(wire.COUNTS, map(str, counts), strict=True)
                 return self._proved(caller, reply._replace(headers={**reply.headers, **dict(said)}))
 
-            async with self._turns.turn(caller.node):
-                with self._hint_streams.answering(caller.node):
-                    return await self._access.call(work)
+            with self._hint_streams.answering(caller.node):
+                if not is_led(self._access.log):
+                    async with self._turns.turn(caller.node):
+                        return await self._access.call(lambda: answer(admit()))
+                async with self._turns.turn(caller.node):
+                    counts = await self._access.call(admit)
+                await confirmed_soon(self._access)
+                return await self._access.call(lambda: answer(counts))
 
     async def _hints(self, request: Request) -> Reply:
         caller = await self._caller(request)
@@ -420,6 +431,15 @@ class Gate:
             for event in events:
                 self._emit(event)
             return self._proved(caller, Reply(200, {"content-type": wire.JSON}, found))
+
+    async def _ask_named(self, request: Request) -> Reply:
+        """The coordinator, or a successor, asks this node because the owner has named it."""
+        async with self._called(request) as caller:
+            body = await self._body(request, caller)
+            async with self._turns.turn(caller.node):
+                return self._proved(
+                    caller, await self._access.call(lambda: self._named.answer(request.path, caller, body))
+                )
 
     async def _snapshot(self, request: Request) -> Reply:
         async with self._called(request) as caller:

@@ -15,6 +15,7 @@ from hocket.families.access import NodeAccess
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import unpack
 from hocket.kernel.frontier import Frontier, merge
+from hocket.log.succession.leading import CONFIRMED
 from hocket.mesh.outgoing import readable, reader
 from hocket.mesh.output import OutputWishes, holders, wanted_in
 from hocket.mesh.wire import hint, look
@@ -32,6 +33,7 @@ LISTENERS_OF_NODE_MAX = 8
 LOOK_OPS_MAX = 256
 
 ALIVE = b":\n\n"
+_CONFIRMED = about(CONFIRMED)
 
 
 class _Listener:
@@ -125,7 +127,7 @@ class HintStreams:
 
     async def _watch(self) -> None:
         seq = -1
-        with closing(self._access.listen(about(LOG) | about(OUTPUT))) as changes:
+        with closing(self._access.listen(about(LOG) | about(OUTPUT) | _CONFIRMED)) as changes:
             while True:
                 now = await look(self._access, _seq)
                 if now != seq:
@@ -135,7 +137,10 @@ class HintStreams:
                     told = [listener for listener in self._listeners if not listener.is_put_off]
                     self._tell(await self._access.call(partial(self._with_news, told)))
                     await asyncio.sleep(GAP_S)
-                if wanted := wanted_in(await changes.wait(LOOK_AGAIN_S)):
+                came = await changes.wait(LOOK_AGAIN_S)
+                if came.matches(_CONFIRMED):
+                    seq = -1
+                if wanted := wanted_in(came):
                     await self._pass_on(wanted)
 
     def _tell(self, found: Mapping[_Listener, Changes]) -> None:
@@ -165,7 +170,8 @@ class HintStreams:
         for listener, to in listening:
             with log.store.read() as session:
                 if listener.seq not in rows_after:
-                    rows_after[listener.seq] = session.ops_after(listener.seq, LOOK_OPS_MAX)
+                    new_rows = session.ops_after(listener.seq, LOOK_OPS_MAX)
+                    rows_after[listener.seq] = log.lead.told(session, new_rows)
                 rows = rows_after[listener.seq]
                 if not rows:
                     continue

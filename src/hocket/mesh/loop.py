@@ -20,6 +20,7 @@ from hocket.families.liveness import Grade, grade
 from hocket.kernel.ids import node_text
 from hocket.kernel.mesh_rules import rules_hash
 from hocket.kernel.retrying import PEER_RETRIES, STORE_RETRIES
+from hocket.log.succession.leading import CONFIRMED
 from hocket.mesh import peers
 from hocket.mesh.bus_sharing import BusSharing
 from hocket.mesh.client import is_paused_by
@@ -27,6 +28,7 @@ from hocket.mesh.outgoing import order_ops
 from hocket.mesh.output import wanted_in
 from hocket.mesh.peer_exchange import Exchanged
 from hocket.mesh.peers import WaitingOps
+from hocket.mesh.succession.roles import SuccessionRoles
 from hocket.mesh.sync import DirectDelivery, Exchanges
 from hocket.mesh.wire import look
 from hocket.store import Peer
@@ -45,6 +47,7 @@ ROUND_S = 2.0
 GAP_S = 0.02
 
 _PEERS = about(PEER)
+_CONFIRMED = about(CONFIRMED)
 
 
 class Turn(Protocol):
@@ -211,6 +214,7 @@ class SyncLoop:
         self._next_round = 0.0
         self._is_silent = self._is_waiting = False
         self._grades: dict[bytes, Grade] = {}
+        self._roles = SuccessionRoles(access, exchanges, environment, emit)
         self.is_on = False
 
     async def run(self) -> None:
@@ -229,22 +233,27 @@ class SyncLoop:
         try:
             await self._access.call(lambda: order_ops(self._access.log.store))
             failures = 0
-            with closing(self._access.listen(about(LOG) | _PEERS)) as changes:
+            with closing(self._access.listen(about(LOG) | _PEERS | _CONFIRMED)) as changes:
                 while True:
                     try:
                         if self.environment.monotonic() >= self._next_round:
                             await self._round()
                         await self._tell()
+                        await self._roles.follow(self._access.log.permissions_reader.latest)
                         failures = 0
                     except StoreError as error:
                         self.emit(StoreUnavailable(str(error)))
                         failures += 1
                         await asyncio.sleep(STORE_RETRIES.delay_s(failures, self.environment.chance.random()))
                     await asyncio.sleep(GAP_S)
-                    if (await changes.wait(ROUND_S)).matches(_PEERS):
+                    came = await changes.wait(ROUND_S)
+                    if came.matches(_PEERS):
                         self._next_round = 0.0
+                    if came.matches(_CONFIRMED):
+                        self._seq = -1
         finally:
             self.is_on = False
+            await self._roles.close()
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)

@@ -96,12 +96,16 @@ def page(
     size: int = PAGE_BYTES_MAX,
     before: Frontier | None = None,
     without_own: bool = False,
+    is_named: bool = False,
 ) -> Page:
     """The next ops for a reader that knows each author up to `since`, limited in number and bytes. `before` is how far
     this node has already searched for that reader. `without_own` leaves out this node's own ops, and so does a node
-    that is behind its own past.
+    that is behind its own past. What a coordinator with successors has written is left out until it is confirmed,
+    unless the reader `is_named`, and is to confirm it.
     """
     own_only = None if is_whole(log) else log.node
+    permissions = log.permissions_reader.latest
+    is_led = not is_named and permissions is not None and log.lead.is_shared_out(permissions)
     if not to.reads_everything:
         # The job of an op decides who may read it, so the roster must be up to date.
         log.settle()
@@ -111,6 +115,8 @@ def page(
             gathered.at[log.node] = Hlc(U64_MAX, U32_MAX, log.node)
         if to.reads_everything:
             gathered.links = settled_links(session, since)
+        if is_led and (limit_at := log.lead.served_to(session, log.permissions(session))) is not None:
+            gathered.until[log.node] = unpack(limit_at)
     made = _filled(log, to, gathered, own_only, limit)
     if log.node in made.seen and made.seen[log.node] != since.get(log.node):
         note_old_given(log, made.seen[log.node])
@@ -123,7 +129,7 @@ def _filled(log: Log, to: PeerReader, gathered: "_Gathered", own_only: int | Non
         asked = min(step, limit - len(gathered.bodies))
         with log.store.read() as session:
             rows = _rows(session, gathered.at, own_only, to.node, asked)
-            ours = own_frontier(session) if len(rows) < asked else {}
+            ours = gathered.bounded(own_frontier(session)) if len(rows) < asked else {}
             gathered.expect(session, rows)
             if not all(gathered.take(session, row) for row in rows):
                 break
@@ -184,6 +190,8 @@ class _Gathered:
         self._left_for_later: set[int] = set()
         self._kinds = JobKinds()
         self.links: dict[int, SettledLinks] = {}
+        # No later ops of an author are given.
+        self.until: Frontier = {}
         self._gaps: set[int] = set()
         self.bodies: list[bytes] = []
         self.seen, self.at, self.scanned = dict(since), dict(scanned), dict(scanned)
@@ -198,6 +206,8 @@ class _Gathered:
         author = stamp.node
         if author in self.links and not self._links_up(author, row):
             self._gaps.add(author)
+            self._left_for_later.add(author)
+        if author in self.until and stamp > self.until[author]:
             self._left_for_later.add(author)
         try:
             body = _outgoing(session, self._to, row, self._kinds)
@@ -215,6 +225,9 @@ class _Gathered:
             self.scanned[author] = stamp
         self.at[author] = stamp
         return True
+
+    def bounded(self, frontier: Frontier) -> Frontier:
+        return {author: min(at, self.until.get(author, at)) for author, at in frontier.items()}
 
     def _links_up(self, author: int, row: OpRow) -> bool:
         links = self.links[author]

@@ -31,7 +31,7 @@ from hocket.mesh.output import AskedOutput, FarOutput, fetch_blob, fetch_output
 from hocket.mesh.peer_exchange import Exchanged, PeerExchange
 from hocket.mesh.presence import PresenceSharing
 from hocket.mesh.quotas import Quotas
-from hocket.mesh.wire import Reply, Request, SecondProof, Transport, look, note
+from hocket.mesh.wire import HEALTH, Reply, Request, SecondProof, Transport, look, note
 from hocket.store import OpSession, Peer, Session
 from hocket.work.environment import Environment
 
@@ -62,7 +62,7 @@ class Exchanges:
         self._second_proof = second_proof
         self._fetched_snapshot = fetched_snapshot
         self._quotas = quotas or Quotas(environment.monotonic, emit)
-        self._access, self._key, self._environment = access, key, environment
+        self._access, self.key, self._environment = access, key, environment
         self.transport = GuardedTransport(transport, access, environment, emit)
         self._randomness = randomness
         self._emit = emit
@@ -227,7 +227,7 @@ class Exchanges:
             peer = await look(self._access, lambda session: peers.find(session, address))
             known = None if peer is None or peer.node is None else int.from_bytes(peer.node, "big")
             client = Client(
-                *(self._access, self._key, self.transport, self._environment, address, known, self._randomness),
+                *(self._access, self.key, self.transport, self._environment, address, known, self._randomness),
                 self._second_proof,
             )
             # Another task may have been faster.
@@ -325,6 +325,15 @@ class GuardedTransport:
         if known.state is BreakerState.CLOSED:
             return
         await self._change(address, lambda breaker: breaker.hastened(self._now_ms()))
+
+    async def revive(self, address: str) -> None:
+        """If the last requests to the address have failed: lets the next one out if a server answers there again.
+        Raises Unreachable.
+        """
+        known = self._known.get(address)
+        if known is not None and known.state is not BreakerState.CLOSED:
+            await self._transport.send(address, Request("GET", HEALTH))
+            await self.hasten(address)
 
     async def _admit(self, address: str) -> int:
         known = self._known.get(address)

@@ -11,6 +11,7 @@ from hocket.bus.hints import LOG, about
 from hocket.cancelling import end_tasks
 from hocket.events import ignore
 from hocket.families.access import NodeAccess
+from hocket.log.succession.leading import CONFIRMED
 from hocket.node.log_events import Allowed, Chunk, EventFilter, FoundEvent, LogEvent, check_place, read_chunk
 from hocket.store import Session
 from hocket.work.environment import Environment, supervised
@@ -113,7 +114,7 @@ class EventFeed:
         listener.take(chunk.events, chunk.seq)
 
     async def _watch(self) -> None:
-        with closing(self._access.listen(about(LOG))) as changes:
+        with closing(self._access.listen(about(LOG) | about(CONFIRMED))) as changes:
             while True:
                 chunk = await self._read(self.seq)
                 before, self.seq = self.seq, chunk.seq
@@ -128,5 +129,5 @@ class EventFeed:
                     await asyncio.sleep(GAP_S)
 
     async def _read(self, after: int) -> Chunk:
-        is_strict = self._access.log.rules.is_strict
-        return await self._access.read(lambda session: read_chunk(session, after, is_strict))
+        log = self._access.log
+        return await self._access.read(lambda session: read_chunk(session, after, log.rules.is_strict, log.lead))

@@ -444,6 +444,7 @@ class LocalNode:
                 while True:
                     found, value = await look()
                     if found:
+                        await self._committer.all_confirmed()
                         return value
                     await changes.wait(LOOK_AGAIN_S)
 

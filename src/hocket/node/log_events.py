@@ -31,6 +31,7 @@ from hocket.kernel.vocabulary import (
     Sanitised,
     Subject,
 )
+from hocket.log.succession.leading import CoordinatorLead
 from hocket.store import OpRow, Session
 
 # How many ops one read takes.
@@ -122,11 +123,14 @@ class Chunk(NamedTuple):
     is_end: bool
 
 
-def read_chunk(session: Session, after: int, is_strict: bool) -> Chunk:
-    """The events of the next ops. It ends before an op that is not folded yet, since nothing says whether it counts."""
-    rows = session.ops_after(after, STEP)
+def read_chunk(session: Session, after: int, is_strict: bool, lead: CoordinatorLead) -> Chunk:
+    """The events of the next ops. It ends before an op that is not folded yet, since nothing says whether it counts,
+    and before one of a coordinator that named nodes have not confirmed.
+    """
+    found = session.ops_after(after, STEP)
+    rows = lead.told(session, found)
     folded = next((at for at, row in enumerate(rows) if not row.settled), len(rows))
-    is_end = len(rows) < STEP or folded < len(rows)
+    is_end = len(found) < STEP or folded < len(found)
     seq = rows[folded - 1].seq if folded else after
     return Chunk(events_of(session, rows[:folded], is_strict), seq, is_end)
 

@@ -476,6 +476,7 @@ class DirectNode(Node):
             while True:
                 found, value = await look()
                 if found:
+                    await self.call(self.runtime.log.lead.wait_for_all)
                     return value
                 left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
                 if left <= 0:

@@ -169,8 +169,8 @@ SETTLED = ("heads", "bases", "gaps", "pruning")
 # The settings that each node has for itself where nodes share a store.
 OF_NODE = (
     *("address", "archives", "behind", "breakers", "clock_offsets", "delivered", "gaps", "home"),
-    *("newcomer", "reading"),
-    *("set_aside", "shared", "snapshot", "trust"),
+    *("lead", "newcomer", "reading"),
+    *("set_aside", "shared", "snapshot", "trust", "witness"),
 )
 # Only a database server has them, and they are too large for one transaction: a move carries each blob over by itself.
 CARRIED = ("blobs", "blob_parts")

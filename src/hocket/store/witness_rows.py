@@ -35,6 +35,10 @@ class WitnessSession(Statements):
         rows = self._own("witnessed", "AND author = ? ORDER BY hlc DESC LIMIT 1", author)
         return next((WitnessedRow(*row[:-1]) for row in rows), None)
 
+    def witnessed_at(self, author: bytes, hlc: bytes) -> WitnessedRow | None:
+        rows = self._own("witnessed", "AND author = ? AND hlc = ?", author, hlc)
+        return next((WitnessedRow(*row[:-1]) for row in rows), None)
+
     def drop_witnessed(self, author: bytes, until: bytes) -> None:
         """Drops the entries of an author up to this time: they are on the log."""
         self._put(

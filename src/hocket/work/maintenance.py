@@ -339,6 +339,8 @@ class SweepLoop:
         """Which worker processes of this node have died; None if neither they, nor a lease, nor a schedule needs a
         sweep.
         """
+        if not self._access.log.lead.may_decide(session):
+            return None  # the coordinator says so itself
         now_ms = max(session.head().wall, self._environment.physical_ms())
         node = self._access.log.node
         workers = session.workers(node.to_bytes(8, "big"))

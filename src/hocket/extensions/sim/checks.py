@@ -19,6 +19,7 @@ from hocket.families.jobs import view
 from hocket.families.jobs.rules import Job, Outcome
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.log.rebuild import without_keys
+from hocket.log.succession.leading import read_lead
 from hocket.store import JobEntry, JobSession, Stage
 
 _LARGE = frozenset(("crash", "restart", "cut", "heal", "slow disk", "good disk", "clock", "quiet"))
@@ -115,6 +116,18 @@ class InvariantWatch:
 
     def _say(self, rule: str, about: bytes, sentence: str) -> None:
         self._found(Violation(rule, about, f"job {ulid_text(about)}: {sentence}"))
+
+
+def is_untold(node: SimNode) -> bool:
+    """Whether the replica shows what a coordinator with successors has decided and told nobody yet."""
+    with node.store.read() as session:
+        if read_lead(session) is None:
+            return False
+        if node.up is None:
+            return True
+        log = node.up.log
+        until = log.lead.served_to(session, log.permissions(session))
+        return until is not None and session.latest_of(log.author)[0] > until
 
 
 def settled(nodes: Sequence[SimNode], hostile: Collection[int] = ()) -> bool:

@@ -47,8 +47,10 @@ def check(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in FAULTS if name in given)
 
 
-def draw(chance: random.Random, nodes: int, seconds: float, names: Iterable[str], skew_s: float) -> FaultPlan:
-    """`skew_s` is how much the mesh's rules let clocks differ."""
+def draw(
+    chance: random.Random, nodes: int, seconds: float, names: Iterable[str], skew_s: float, arbiters: int = 1
+) -> FaultPlan:
+    """`skew_s` is how much the mesh's rules let clocks differ. Only the first nodes, so many, may be the arbiter."""
     kinds = set(names)
     rates, skews = [1.0] * nodes, [0.0] * nodes
     faults: list[Fault] = []
@@ -62,9 +64,9 @@ def draw(chance: random.Random, nodes: int, seconds: float, names: Iterable[str]
     if "skew" in kinds:
         rates = [1 + chance.uniform(-RATE_MAX, RATE_MAX) for _ in range(nodes)]
         skews = [chance.uniform(-skew_s, skew_s) / 2 for _ in range(nodes)]
-        if nodes > 1 and chance.random() < 0.3:
+        if nodes > arbiters and chance.random() < 0.3:
             # One clock is wrong beyond the limit, and is corrected in the end. It is not the arbiter's.
-            node = chance.randrange(1, nodes)
+            node = chance.randrange(arbiters, nodes)
             faults.append(Fault(seconds * chance.uniform(0.5, 1), "clock", node, skews[node]))
             skews[node] += chance.choice((-1, 1)) * skew_s * chance.uniform(1.1, 2)
     if "partition" in kinds and nodes > 1:

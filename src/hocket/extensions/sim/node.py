@@ -253,6 +253,7 @@ class Up(Node):
             randomness=chance.randbytes,
             bus=environment.bus,
             stopwatch=node.store_time,
+            monotonic=environment.monotonic,
         )
         super().__init__(_SimRuntime(log), Disk(node, chance, self.life), environment)
         served = None if node.folder is None else ServedSnapshots(log, node.folder / SERVED)

@@ -29,11 +29,12 @@ from hocket.extensions.sim.loop import Life
 from hocket.extensions.sim.network import Network, SimMessageServer, TopicFigures
 from hocket.extensions.sim.node import Clocks, SimNode, Up
 from hocket.extensions.sim.remembered import remembered
+from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.mesh_rules import HOCKET
 from hocket.kernel.ops import Op
-from hocket.kernel.vocabulary import DesignateCoordinator
-from hocket.log import Log
+from hocket.kernel.vocabulary import DesignateCoordinator, SetSuccession
+from hocket.log import Log, Transaction
 from hocket.work.handlers import Handlers
 
 # When the nodes start, in the simulation's own time. They have met before.
@@ -42,6 +43,8 @@ BEGIN_S = 100.0
 LOOK_S = 0.5
 # After the faults end, everything must settle within this time.
 SETTLE_S = 180.0
+# After this silence of the coordinator another node follows it, if some are named.
+SILENCE_MS = 3_000
 # The rules of simulated nodes: clocks may differ by less than usual, so that a run can outlast it.
 SKEW_S = 10.0
 assert HOCKET.extensions is not None
@@ -108,10 +111,12 @@ def run(
     jobs: int | None = None,
     coordination: int | None = None,
     ranked: bool = False,
+    named: int = 0,
 ) -> Report:
     """One simulated run. `jobs` is how many are submitted; by default ten for each minute. `coordination`
     is how many locks are asked for, how many messages are sent and how often rows are written; by default as many as
-    jobs. With `ranked` the jobs are short, succeed, and all go by rank.
+    jobs. With `ranked` the jobs are short, succeed, and all go by rank. So many nodes are `named` to follow the
+    coordinator, itself included.
     """
     # A run makes much cyclic garbage; collecting it as often as usual takes a tenth of the time.
     before = gc.get_threshold()
@@ -119,7 +124,7 @@ def run(
     try:
         with remembered():
             with TemporaryDirectory(prefix="hocket-sim-") as folder:
-                world = World(seed, nodes, minutes * 60, tuple(faults), jobs, coordination, ranked, Path(folder))
+                world = World(seed, nodes, minutes * 60, tuple(faults), jobs, coordination, ranked, named, Path(folder))
                 return loop.run(world.run())
     finally:
         gc.set_threshold(*before)
@@ -148,6 +153,7 @@ class World:
         jobs: int | None,
         coordination: int | None,
         ranked: bool,
+        named: int,
         folder: Path,
     ) -> None:
         if nodes < 1 or seconds <= 0:
@@ -157,7 +163,8 @@ class World:
         self._seconds = seconds
         self._count = nodes
         self._chance = random.Random(seed)
-        self._plan = faults.draw(self._chance, nodes, seconds, self._names, SKEW_S)
+        self._named = named
+        self._plan = faults.draw(self._chance, nodes, seconds, self._names, SKEW_S, max(1, named))
         count = round(seconds / 6) if jobs is None else jobs
         self._wishes = load.draw(self._chance, nodes, seconds, count)
         if ranked:
@@ -254,7 +261,7 @@ class World:
             # The arbiter, and one more: so that news spreads even while the arbiter is away. In a large mesh that
             # would double the exchanges.
             others = (0, (node.number + 1) % self._count) if self._count <= RING_MAX else (0,)
-            friends = dict.fromkeys(n for n in others if n != node.number)
+            friends = dict.fromkeys(n for n in (*others, *range(self._named)) if n != node.number)
             if node.number < 2:
                 friends |= dict.fromkeys(each.number for each in self._hostile)
             node.befriend(list(friends))
@@ -300,8 +307,16 @@ class World:
             arbiter.admit(_ops(node))
         if self._late:
             self._long_ago(arbiter)
+        if self._named:
+            arbiter.run(self._name_successors)
         for node in self._nodes[1:]:
             node.store.copy(self._nodes[0].store, arbiter.signed)
+
+    def _name_successors(self, tx: Transaction) -> None:
+        head = tx.projection.permissions.chain.head
+        assert head is not None
+        nodes = tuple(node_id(node.key.public) for node in self._nodes[: self._named])
+        tx.author(SetSuccession(head.op_id, nodes, self._named // 2 + 1, SILENCE_MS))
 
     def _start(self, node: SimNode) -> None:
         def note(what: str, about: bytes, detail: str) -> None:
@@ -427,6 +442,9 @@ class World:
     def _look(self) -> None:
         stirred, self._stirred = self._stirred, {}
         for number in stirred:
+            if checks.is_untold(self._nodes[number]):
+                self._stirred[number] = None
+                continue
             self._watch.look(self._nodes[number])
             for each in self._loads:
                 each.look(self._nodes[number])

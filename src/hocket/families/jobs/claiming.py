@@ -309,7 +309,7 @@ def accept(tx: Transaction, offers: Sequence[Op]) -> int:
     completions of open jobs, which need no acceptance: then they stand, whatever arrives later. Returns how many it
     accepted.
     """
-    if tx.projection.arbiter(tx.latest) != tx.node:
+    if tx.projection.arbiter(tx.latest) != tx.node or not tx.may_decide:
         return 0
     withdrawals = ((op, _WITHDRAWING[type(op.payload)]) for op in offers if type(op.payload) in _WITHDRAWING)
     withdrawn = {(op.node_id, getattr(op.payload, field)) for op, field in withdrawals}

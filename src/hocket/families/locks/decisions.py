@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from hocket.bus.hints import LOG, about
-from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.errors import Conflict, HocketError, NotAuthorised, Unconfirmed, Unreachable, Usage
 from hocket.families.access import NodeAccess, acceptance
 from hocket.families.locks import rules as locks
 from hocket.families.locks.facts import LOCK, LockMode
@@ -81,29 +81,42 @@ async def decided(
     and the arbiter is out of reach.
     """
     is_reached = not is_awaited
+    last: Op | Reason | None = None
 
     def request(tx: Transaction) -> _Answer | None:
+        nonlocal last
+        last = None
         if tx.is_uninformed or (not is_reached and tx.is_out_of_touch):
             return None
-        op = ask(tx)
+        last = op = ask(tx)
         return op, isinstance(op, Op) and tx.is_offer(op), scope_in(tx, scope)
 
     async def informed() -> tuple[bool, _Answer | None]:
         answer = await access.run(request)
         return answer is not None, answer
 
-    answer = await access.run(request)
-    if answer is None and not await access.run(lambda tx: tx.is_uninformed):
-        await access.consult(())
-        is_reached = True
+    async def answered() -> _Answer:
+        nonlocal is_reached
         answer = await access.run(request)
-    if answer is None:
-        # This node has just joined: the log that says who decides is on its way.
-        try:
-            answer = await access.until(informed, INFORMED_S, about(LOG))
-        except TimeoutError:
-            raise Unreachable("this node does not know its coordinator yet; run `hocket mesh sync`") from None
-    assert answer is not None
+        if answer is None and not await access.run(lambda tx: tx.is_uninformed):
+            await access.consult(())
+            is_reached = True
+            answer = await access.run(request)
+        if answer is None:
+            # This node has just joined: the log that says who decides is on its way.
+            try:
+                answer = await access.until(informed, INFORMED_S, about(LOG))
+            except TimeoutError:
+                raise Unreachable("this node does not know its coordinator yet; run `hocket mesh sync`") from None
+        assert answer is not None
+        return answer
+
+    try:
+        answer = await answered()
+    except Unconfirmed as error:
+        if not error.is_written or not isinstance(last, Op):
+            raise
+        raise UndecidedRequest(str(error), last) from error
     op, is_offer, state = answer
     if isinstance(op, Reason):
         return LockDecision(op, state)

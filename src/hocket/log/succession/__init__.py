@@ -1,0 +1,1 @@
+"""What a coordinator with successors writes, and what it may say of that."""
