@@ -19,6 +19,7 @@ OVER_EACH = (
     "test_machine_clock",
     "test_pruning",
     "test_pruning_plants",
+    "test_snapshot_states",
     "test_successions",
 )
 # Those that need a process for each step run over one server alone.

@@ -138,7 +138,7 @@ def test_a_higher_term_takes_the_lower_one_back() -> None:
     assert reason(log, claim) == Reason.OFFERED
 
 
-def test_two_takeovers_of_one_term_are_void_and_verify_names_the_double_voter() -> None:
+def test_two_takeovers_of_one_term_are_void_and_the_double_voter_is_named() -> None:
     world = World()
     world.take_over(B, 30, 1, world.designation, world.succession, (A, B))
     world.take_over(C, 31, 1, world.designation, world.succession, (A, C))

@@ -140,7 +140,8 @@ def test_a_fetch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         transport = Tampered(b, lambda request, reply: Reply(500) if "chunk=2" in request.query else reply)
         done = await b.exchanges.visit(a.address)
         assert done.state != peers.OK
-        folder = SnapshotFolder(b.runtime.home.processes / FETCHED)
+        (place,) = (b.runtime.home.processes / FETCHED).iterdir()
+        folder = SnapshotFolder(place)
         assert not folder.is_complete() and len(list(folder.path.iterdir())) == 2
         transport.change = lambda request, reply: reply
         transport.asked.clear()

@@ -229,7 +229,7 @@ def _database(home: Home) -> Findings:
             yield from _guarded(
                 "rows beside the log", lambda: _macs(session), "this node has written all that are its own"
             )
-            yield from _guarded("integrity", lambda: _integrity(session))
+            yield from _guarded("integrity", lambda: _integrity(home, session))
             yield from _guarded("history", lambda: _history(home, session))
             yield from _guarded("waiting ops", lambda: _waiting(session), "none has waited for long")
             yield from _guarded(
@@ -314,11 +314,14 @@ def _some(keys: list[str]) -> str:
     return f"({', '.join(keys[:_NAMED_MAX])}{', …' if len(keys) > _NAMED_MAX else ''})"
 
 
-def _integrity(session: Session) -> Findings:
-    """Nodes with two histories, and ops of one author with the same timestamp."""
+def _integrity(home: Home, session: Session) -> Findings:
+    """Nodes with two histories, or with two votes in one term, and ops of one author with the same timestamp."""
     count = session.refusal_counts().get(Reason.INTEGRITY, 0)
     for node in {fork.node for fork in session.forks()}:
         yield ("bad", str(NodeForked(node_text(int.from_bytes(node, "big")))))
+    for voter in sorted(_permissions(home, session).chain.double_voters) if session.successions() else ():
+        twice = f"node {node_text(voter)} has voted for two nodes in one term, so neither became the coordinator"
+        yield ("bad", f"{twice}; revoke it, and invite its machine again")
     conflicts = [each for each in session.checkpoints() if each.state == CheckpointState.CONFLICT]
     for each in conflicts:
         yield ("bad", str(CheckpointsDiffer(node_text(int.from_bytes(each.author, "big")), each.size)))

@@ -161,12 +161,13 @@ class Intake:
             any(self._is_late(each) for each, _ in facts) or (self._checks_links and self._late_of(op.node_id).ops)
         ):
             self._hold_for_owner(raw, op)
+        elif op.node_id == tx.node and self._was_let_go(op):
+            self._duplicated += len(facts)
         elif tx.is_bound and op.node_id == tx.node and not self._continues(raw, op):
             tx.hear(op.timestamp)
             self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
         elif self._checks_links and op.node_id != tx.node and not self._follows(raw, op):
-            if (cut := tx.projection.cut) is not None and cut.is_settled(op.timestamp):
-                # It was here, and was let go.
+            if self._was_let_go(op):
                 self._duplicated += len(facts)
                 return
             self._unlinked.add(op.node_id)
@@ -200,6 +201,11 @@ class Intake:
         self._refuse(op.id, op.node_id, Reason.OTHER_BYTES, op.timestamp, op.signature is not None)
 
     # One author, one history.
+
+    def _was_let_go(self, op: Op) -> bool:
+        """Whether an op that is not here has been: of an author there are no gaps up to the horizon."""
+        cut = self._tx.projection.cut
+        return cut is not None and cut.is_settled(op.timestamp)
 
     def _follows(self, raw: bytes, op: Op) -> bool:
         """Whether the op comes right after the last one of its author that is here. An op that shows two histories of

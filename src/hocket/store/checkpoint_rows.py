@@ -63,5 +63,10 @@ class CheckpointSession(Statements):
         )
 
     def drop_trees(self, author: bytes) -> None:
-        """Drops all trees, and what this author, the node itself, has signed of them: ops were taken off the log."""
+        """Drops all trees, and what this author, the node itself, has signed of them: ops were taken off the log. The
+        row that is left tells every process that those in its memory are of the log before.
+        """
+        read = self.checkpoint(author, CheckpointState.READ)
         self._put(_DROP_TREES, (self._macs.node, author))
+        number = 1 if read is None else read.made + 1
+        self.put_checkpoint(CheckpointRow(author, CheckpointState.READ, 0, 0, b"", b"", b"", number))

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from hocket.api.checks import _integrity
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.kernel.arbitration import Reason
 from hocket.kernel.capabilities import sharing
 from hocket.kernel.ids import content_hash, node_text
-from hocket.kernel.succession.chain import Chain
+from hocket.kernel.succession.chain import Chain, vote_text
 from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.vocabulary import DelegateUcan
+from hocket.kernel.vocabulary import DelegateUcan, TakeOver
 from hocket.mesh import membership
 from hocket.node.runtime import Runtime
 
@@ -99,3 +101,24 @@ def test_a_node_that_shares_a_store_cannot_be_named(mesh: Mesh, three: list[str]
 def test_a_strict_mesh_knows_no_successions(tmp_path: Path) -> None:
     with Runtime.init(tmp_path / "home", strict=True) as runtime, pytest.raises(Usage, match="strict mesh"):
         membership.set_succession(runtime.log, (), 0, 0)
+
+
+def test_the_doctor_names_a_node_that_voted_twice(mesh: Mesh, three: list[str]) -> None:
+    chain = name_successors(mesh, three)
+    assert chain.succession is not None and chain.head is not None
+    owner, *others = mesh.runtimes
+    for each in others:
+        exchange(each, owner)
+        text = vote_text(chain.succession.op_id, chain.head.op_id, 1, each.log.node)
+        votes = tuple((voter.log.node, voter.home.node_key().sign(text)) for voter in (owner, each))
+        payload = TakeOver(1, chain.succession.op_id, chain.head.op_id, votes)
+        written = each.log.run(lambda tx, payload=payload: tx.author(payload, about=owner.log.node))  # type: ignore[misc]
+        assert not isinstance(written, Reason)
+    with owner.read() as session:
+        assert not any("voted" in text for _, text in _integrity(owner.home, session))
+    for each in others:
+        exchange(each, owner)
+    with owner.read() as session:
+        found = [text for state, text in _integrity(owner.home, session) if state == "bad"]
+    assert len(found) == 1 and f"node {node_text(owner.log.node)} has voted for two nodes" in found[0]
+    assert mesh.member("here").roles[:2] == ("owner", "coordinator")

@@ -6,11 +6,13 @@ import random
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-# Faults among honest nodes; and a dishonest member, or costly ones, which take part only if requested.
+# Faults among honest nodes; and a dishonest member, costly ones, or one that hides something while the log is pruned,
+# which take part only if requested.
 HONEST_FAULTS = ("partition", "loss", "duplicate", "reorder", "crash", "skew", "slow-disk")
 HOSTILE = "hostile"
 COSTLY = "costly"
-FAULTS = (*HONEST_FAULTS, HOSTILE, COSTLY)
+HIDING = "hiding"
+FAULTS = (*HONEST_FAULTS, HOSTILE, COSTLY, HIDING)
 
 # How wrong a clock may be, and how much faster than another it may run, before it counts as broken.
 RATE_MAX = 0.002

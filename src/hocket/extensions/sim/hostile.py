@@ -245,15 +245,8 @@ class HostileNode(SimNode):
             Client(up, self.key, lines, up.environment, address(victim.number), None, self.chance.randbytes)
             for victim in self.victims
         ]
-        misdeeds: list[Callable[[], list[bytes]]] = [
-            *[self._speak] * 4,
-            *[self._own_job] * 2,
-            *[self._squat] * 2,
-            self._flood,
-            self._replay,
-            self._widen,
-            *[self._fork] * self.is_two_faced,
-        ]
+        misdeeds = self._misdeeds()
+        await self._begin()
         while True:
             await asyncio.sleep(self.chance.uniform(*REST_S))
             bodies = self.chance.choice(misdeeds)()
@@ -268,6 +261,20 @@ class HostileNode(SimNode):
                 except HocketError:
                     pass  # refused, or lost by the network
             self._forget(bodies)
+
+    async def _begin(self) -> None:
+        """Waits for the time of its first misdeed."""
+
+    def _misdeeds(self) -> list[Callable[[], list[bytes]]]:
+        return [
+            *[self._speak] * 4,
+            *[self._own_job] * 2,
+            *[self._squat] * 2,
+            self._flood,
+            self._replay,
+            self._widen,
+            *[self._fork] * self.is_two_faced,
+        ]
 
     def _forget(self, bodies: Sequence[bytes]) -> None:
         """Ops that no node admitted must leave its history, or the following ops would not be admitted either."""

@@ -9,6 +9,7 @@ when that life has ended.
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 from hocket.bus.memory import MemoryBus
@@ -31,6 +32,8 @@ from hocket.log.machine_clock import SteadyWall
 from hocket.mesh import peers
 from hocket.mesh.gate import Gate
 from hocket.mesh.loop import SyncLoop
+from hocket.mesh.snapshots.fetching import FETCHED
+from hocket.mesh.snapshots.serving import SERVED, ServedSnapshots
 from hocket.mesh.sync import Exchanges
 from hocket.node.message_bus import NodeMessages
 from hocket.node.node import Node
@@ -167,6 +170,9 @@ class SimNode:
         self.slow_s = 0.0
         self.busy_until = 0.0
         self.store_time = StoreTime()
+        self.folder: Path | None = None
+        """The folder for its snapshots, if the log is pruned."""
+        self.horizons_to_move = 0
         self.up: Up | None = None
 
     def install(self, rules: Rules, friends: Sequence[int] = ()) -> None:
@@ -250,7 +256,8 @@ class Up(Node):
             monotonic=environment.monotonic,
         )
         super().__init__(_SimRuntime(log), Disk(node, chance, self.life), environment)
-        self.gate = Gate(self, node.key, environment, emit=self._emit, is_contested=True)
+        served = None if node.folder is None else ServedSnapshots(log, node.folder / SERVED)
+        self.gate = Gate(self, node.key, environment, emit=self.emit, served_snapshots=served, is_contested=True)
         self._chance = chance
         self.hang_up: Callable[[], None] = lambda: None
         """Ends its part in the message bus at once."""
@@ -258,7 +265,7 @@ class Up(Node):
 
     async def join(self, server: SimMessageServer) -> NodeMessages:
         """Its message bus, signed with its key."""
-        messages = server.open(self.node.number, self._chance.randbytes, self._emit)
+        messages = server.open(self.node.number, self._chance.randbytes, self.emit)
         self.hang_up = lambda: server.close(messages)
         self.messages = await NodeMessages.open(
             self, messages, self.node.key, self.environment, randomness=self._chance.randbytes
@@ -268,7 +275,10 @@ class Up(Node):
     def start(self, handlers: Handlers, lines: Lines, server: SimMessageServer | None = None) -> None:
         """Without a `server` its workers tell each other nothing."""
         exchanges = Exchanges(
-            self, self.node.key, lines, self.environment, randomness=self._chance.randbytes, emit=self._emit
+            *(self, self.node.key, lines, self.environment),
+            randomness=self._chance.randbytes,
+            emit=self.emit,
+            fetched_snapshot=None if self.node.folder is None else self.node.folder / FETCHED,
         )
         self.reach = exchanges.consult
         self.life.start(self.gate.open(), "gate")
@@ -276,16 +286,14 @@ class Up(Node):
 
     async def _start(self, handlers: Handlers, exchanges: Exchanges, server: SimMessageServer | None) -> None:
         messages = None if server is None else await self.join(server)
-        touch = SyncLoop(self, exchanges, self.environment, _Alone, emit=self._emit, messages=messages)
-        worker = Worker(
-            self, self.environment, WorkerOptions(handlers, CONCURRENCY, emit=self._emit, messages=messages)
-        )
+        touch = SyncLoop(self, exchanges, self.environment, _Alone, emit=self.emit, messages=messages)
+        worker = Worker(self, self.environment, WorkerOptions(handlers, CONCURRENCY, emit=self.emit, messages=messages))
         self.life.start(touch.run(), "touch")
         self.life.start(worker.run(), "worker")
-        self.life.start(SweepLoop(self, self.environment, self._emit, SWEEP_S).run(), "sweep")
-        self.life.start(LockSweep(self, self.environment, self._emit, SWEEP_S).run(), "lock sweep")
+        self.life.start(SweepLoop(self, self.environment, self.emit, SWEEP_S).run(), "sweep")
+        self.life.start(LockSweep(self, self.environment, self.emit, SWEEP_S).run(), "lock sweep")
 
-    def _emit(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         self.node.witness.emitted(self.node.number, event)
 
     async def run(self, request: Callable[[Transaction], T], *, beside: bool = False) -> T:

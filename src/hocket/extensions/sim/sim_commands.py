@@ -38,7 +38,8 @@ def sim(
         Option(
             "--faults",
             metavar="NAME,...",
-            help="Only these faults, or `none`; `hostile` adds a hostile node, `costly` nodes whose ops take long.",
+            help="Only these faults, or `none`; `hostile` adds a hostile node, `costly` nodes whose ops take long,"
+            " `hiding` prunes the log beside a node with something to hide.",
         ),
     ] = None,
     jobs: Annotated[int | None, Option("--jobs", metavar="N", min=1, help="How many jobs to submit.")] = None,

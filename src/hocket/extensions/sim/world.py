@@ -9,17 +9,20 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from hocket.events import Event
-from hocket.extensions.sim import checks, faults, load, loop
+from hocket.extensions.sim import checks, faults, load, loop, pruning
 from hocket.extensions.sim.checks import SimEvent, Trace, Violation
 from hocket.extensions.sim.coordination_load import LockLoad, MessageLoad, RowLoad, draw_locks, draw_messages, draw_rows
 from hocket.extensions.sim.costly import AheadNode, CostlyNode, LivenessLoad
 from hocket.extensions.sim.disk import StoreTime
-from hocket.extensions.sim.faults import COSTLY, HONEST_FAULTS, HOSTILE, Fault
+from hocket.extensions.sim.faults import COSTLY, HIDING, HONEST_FAULTS, HOSTILE, Fault
+from hocket.extensions.sim.hiding import HidingNode
 from hocket.extensions.sim.hostile import HostileNode
 from hocket.extensions.sim.load import Clients, Journal
 from hocket.extensions.sim.loop import Life
@@ -31,7 +34,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.mesh_rules import HOCKET
 from hocket.kernel.ops import Op
 from hocket.kernel.vocabulary import DesignateCoordinator, SetSuccession
-from hocket.log import Transaction
+from hocket.log import Log, Transaction
 from hocket.work.handlers import Handlers
 
 # When the nodes start, in the simulation's own time. They have met before.
@@ -120,7 +123,9 @@ def run(
     gc.set_threshold(GC_EVERY, 20, 20)
     try:
         with remembered():
-            return loop.run(World(seed, nodes, minutes * 60, tuple(faults), jobs, coordination, ranked, named).run())
+            with TemporaryDirectory(prefix="hocket-sim-") as folder:
+                world = World(seed, nodes, minutes * 60, tuple(faults), jobs, coordination, ranked, named, Path(folder))
+                return loop.run(world.run())
     finally:
         gc.set_threshold(*before)
 
@@ -149,10 +154,11 @@ class World:
         coordination: int | None,
         ranked: bool,
         named: int,
+        folder: Path,
     ) -> None:
         if nodes < 1 or seconds <= 0:
             raise ValueError("a simulation needs at least one node and some time")
-        self._seed = seed
+        self._seed, self._folder = seed, folder
         self._names = faults.check(names)
         self._seconds = seconds
         self._count = nodes
@@ -172,6 +178,9 @@ class World:
         self._journal = Journal()
         self._nodes: list[SimNode] = []
         self._hostile: list[HostileNode] = []
+        # Of a mesh whose log is pruned: the members with something to hide, and the node that joins during the run.
+        self._hiding: list[HidingNode] = []
+        self._late: list[SimNode] = []
         self._stirred: dict[int, None] = {}
         self._acknowledged: dict[bytes, int] = {}
         self._violations: dict[tuple[str, bytes | None], Violation] = {}
@@ -204,20 +213,22 @@ class World:
         for each in self._loads:
             world.start(each.run(), type(each).__name__)
         world.start(self._look_on(), "watch")
+        world.start(self._join_late(), "late")
         for fault in self._plan.faults:
             await self._until(fault.at)
             self._strike(fault)
         await self._until(self._seconds)
         self._calm()
         settled = await self._settle()
-        virtual = self._loop.time() - BEGIN_S
+        virtual = self._loop.time() - self._begin_s
         self._look()
         for violation in (
-            *checks.at_the_end(self._nodes, self._journal, self._acknowledged, self._rogues),
+            *checks.at_the_end(self._honest, self._journal, self._acknowledged, self._rogues),
+            *(pruning.violations(self._honest, self._hiding, self._history) if self._late else ()),
             *(violation for each in self._loads for violation in each.at_the_end()),
         ):
             self._found(violation)
-        lives = [world, *(node.up.life for node in self._nodes if node.up is not None)]
+        lives = [world, *(node.up.life for node in self._honest if node.up is not None)]
         for life in lives:
             life.end()
         for life in lives:
@@ -241,6 +252,8 @@ class World:
             chance = random.Random(self._chance.getrandbits(64))
             number = self._count + len(self._hostile)
             self._hostile.append(made(number, user, Clocks(1.0, 0.0), chance, self, victims=tuple(self._nodes)))
+        if HIDING in self._names:
+            self._make_hiding(user)
         for node in self._nodes:
             node.store_time = self._store_time
         self._acquaint()
@@ -252,13 +265,37 @@ class World:
             if node.number < 2:
                 friends |= dict.fromkeys(each.number for each in self._hostile)
             node.befriend(list(friends))
+        for node in self._late:
+            node.befriend([*(each.number for each in self._hiding), 0, min(1, self._count - 1)])
         # That was long ago, when the clocks were right.
-        self._loop.now = BEGIN_S
+        self._loop.now = self._begin_s
         for node, skew in zip(self._nodes, self._plan.skews, strict=True):
             node.clocks.skew = skew
             self._start(node)
         for hostile in self._hostile:
             hostile.start(Handlers(()), self._network, self._bus, self._everyone)
+
+    def _make_hiding(self, user: SigningKey) -> None:
+        chance = random.Random(self._chance.getrandbits(64))
+        member = HidingNode(
+            *(self._count + len(self._hostile), user, Clocks(1.0, 0.0), chance, self),
+            victims=tuple(self._nodes),
+            folder=self._folder / "hostile",
+        )
+        self._hiding.append(member)
+        self._hostile.append(member)
+        chance = random.Random(self._chance.getrandbits(64))
+        self._late.append(SimNode(self._count + len(self._hostile), user, Clocks(1.0, 0.0), chance, self))
+        self._nodes[0].horizons_to_move = pruning.HORIZONS
+        for node in self._honest:
+            node.folder = self._folder / str(node.number)
+
+    def _long_ago(self, arbiter: Log) -> None:
+        def wait() -> None:
+            self._loop.now = self._begin_s - pruning.HALF_S
+
+        nobody = SigningKey(self._chance.randbytes(32))
+        self._history = pruning.write_history(arbiter, self._nodes[0].user, nobody, wait)
 
     def _acquaint(self) -> None:
         """Every node has met the arbiter, and through it the others, before the run begins."""
@@ -268,6 +305,8 @@ class World:
         for node in self._everyone[1:]:
             node.install(RULES)
             arbiter.admit(_ops(node))
+        if self._late:
+            self._long_ago(arbiter)
         if self._named:
             arbiter.run(self._name_successors)
         for node in self._nodes[1:]:
@@ -283,19 +322,35 @@ class World:
         def note(what: str, about: bytes, detail: str) -> None:
             self._note(node.number, what, about, detail)
 
-        handlers = load.handlers(node.number, self._paces[node.number], self._journal, note)
+        pace = self._paces[min(node.number, self._count - 1)]
+        handlers = load.handlers(node.number, pace, self._journal, note)
         node.start(handlers, self._network, self._bus, self._everyone)
+        if self._late and node.up is not None:
+            node.up.life.start(pruning.keep(node.up), "keeping")
 
     @property
     def _everyone(self) -> list[SimNode]:
-        return [*self._nodes, *self._hostile] if self._hostile else self._nodes
+        return [*self._nodes, *self._hostile, *self._late] if self._hostile else self._nodes
+
+    @property
+    def _honest(self) -> list[SimNode]:
+        return [*self._nodes, *self._late] if self._late else self._nodes
+
+    @property
+    def _begin_s(self) -> float:
+        return pruning.LONG_AGO_S if self._late else BEGIN_S
 
     def _life(self, number: int) -> Life | None:
         up = self._everyone[number].up
         return None if up is None else up.life
 
     async def _until(self, at: float) -> None:
-        await asyncio.sleep(max(0.0, BEGIN_S + at - self._loop.time()))
+        await asyncio.sleep(max(0.0, self._begin_s + at - self._loop.time()))
+
+    async def _join_late(self) -> None:
+        await self._until(self._seconds * pruning.JOINS_AT)
+        for node in self._late:
+            self._start(node)
 
     # Faults.
 
@@ -336,7 +391,7 @@ class World:
     def _calm(self) -> None:
         weather = self._network.weather
         weather.groups, weather.loss, weather.duplicate, weather.jitter_s = {}, 0.0, 0.0, 0.0
-        for node in self._nodes:
+        for node in self._honest:
             node.slow_s = 0.0
             self._restart(node)
         for hostile in self._hostile:
@@ -350,16 +405,20 @@ class World:
 
     async def _settle(self) -> float | None:
         start = self._loop.time()
-        while not checks.settled(self._nodes, self._rogues):
+        while not self._is_settled():
             if self._loop.time() - start > SETTLE_S:
                 return None
             await asyncio.sleep(LOOK_S)
         return self._loop.time() - start
 
+    def _is_settled(self) -> bool:
+        is_quiet = not self._late or pruning.is_quiet(self._honest, self._hiding)
+        return is_quiet and checks.settled(self._honest, self._rogues)
+
     # Observation.
 
     def _note(self, node: int, what: str, about: bytes = b"", detail: str = "") -> None:
-        self._trace.add(self._loop.time() - BEGIN_S, node, what, about, detail)
+        self._trace.add(self._loop.time() - self._begin_s, node, what, about, detail)
 
     def committed(self, node: int) -> None:
         if node < self._count:
@@ -431,6 +490,6 @@ class World:
             violations,
             tuple(self._trace.around(about, TRACE_SHOWN)) if violations else (),
         )
-        for node in self._nodes:
+        for node in self._honest:
             node.store.close()
         return report

@@ -35,7 +35,7 @@ from hocket.log.citations import keyed
 from hocket.log.permissions import Permissions
 from hocket.log.retention.horizon_projection import enter_horizon, follow_horizon
 from hocket.log.retention.remaining import references
-from hocket.log.retention.settling import Settlement, heads_at, later_ops, settle
+from hocket.log.retention.settling import NEVER_COUNTS, Settlement, heads_at, later_ops, settle
 from hocket.log.transaction import GAPS, Transaction
 from hocket.store import Session, Store
 from hocket.store.checkpoint_rows import CheckpointState
@@ -197,7 +197,8 @@ class HorizonKeeper:
             for row in tx.session.ops_after(plan.seq, tx.session.head().seq):
                 op = keyed(row)
                 is_late = op.timestamp.wall <= plan.at_ms and op.timestamp > heads.get(op.node_id, Hlc(0, 0, 0))
-                if is_late or not names.isdisjoint(references(op)):
+                has_effect = row.reason not in NEVER_COUNTS
+                if has_effect and (is_late or not names.isdisjoint(references(op))):
                     return False
             kept = plan.settlement.remains.kept
             is_archived = is_in_archive(tx.session, plan.heads)

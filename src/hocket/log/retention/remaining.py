@@ -138,6 +138,10 @@ class _Decision:
 
     def _place(self, op: Op, reason: int) -> None:
         """Puts an op into the unit with which it goes; one that stays keeps what it refers to."""
+        if reason == Reason.BEHIND_HORIZON:
+            # It goes, whatever refers to it: who begins with what remains could not tell that it came too late.
+            self._alone(op).ops.append(op.id)
+            return
         unit = self._unit_of(op, reason)
         names = references(op)
         if unit is None or unit.is_kept:
@@ -156,8 +160,6 @@ class _Decision:
 
     def _unit_of(self, op: Op, reason: int) -> _Unit | None:
         payload = op.payload
-        if reason == Reason.BEHIND_HORIZON:
-            return self._alone(op)
         if isinstance(payload, CreateArtifact):
             if payload.source_job is not None:
                 return self._jobs.get(payload.source_job)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from hocket.families.retention.facts import AuthorHead
 from hocket.families.retention.rules import RetentionRule
+from hocket.kernel.arbitration import UNAUTHORISED, Reason
 from hocket.kernel.bundles import last_time, read_facts
 from hocket.kernel.checkpoints.merkle import CompactRange, leaf_hash
 from hocket.kernel.clock import Hlc, pack, unpack
@@ -28,6 +29,8 @@ from hocket.store.horizon_rows import HeadRow
 from hocket.store.op_rows import BUNDLE, PRUNED
 
 STEP = 2_000
+# Why an op will never count, whatever comes.
+NEVER_COUNTS = frozenset((PRUNED, Reason.FORKED, Reason.INTEGRITY, *UNAUTHORISED))
 
 
 class Settlement(NamedTuple):
@@ -169,8 +172,11 @@ class _Entries:
 
 
 def later_ops(session: Session, heads: Mapping[bytes, bytes]) -> Iterator[Op]:
-    """Every op beyond these packed times of authors."""
+    """Every op beyond these packed times of authors by which something stays: none that its author may not write, or
+    any member could keep anything.
+    """
     seq = 0
     while rows := session.ops_after(seq, STEP):
-        yield from (keyed(row) for row in rows if row.hlc > heads.get(row.hlc[12:], b"") and row.reason != PRUNED)
+        later = [row for row in rows if row.hlc > heads.get(row.hlc[12:], b"") and row.reason not in NEVER_COUNTS]
+        yield from (keyed(row) for row in later)
         seq = rows[-1].seq

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hocket.errors import Failed
 from hocket.families.access import NodeAccess
-from hocket.kernel.ids import ulid_text
+from hocket.kernel.ids import digest, ulid_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.snapshots.chunks import SnapshotManifest, decode_manifest, read_chunk
 from hocket.log import Log
@@ -31,7 +31,8 @@ async def take_snapshot(access: NodeAccess, client: Client, path: Path) -> Loade
     """Fetches the snapshot of a peer and puts it into this home. Raises Failed if it does not hold good, Conflict if
     this log does not need it, and what requests to a peer raise.
     """
-    folder, log = SnapshotFolder(path), access.log
+    # A peer that does not give all of its chunks stands in nobody's way.
+    folder, log = SnapshotFolder(path / digest(client.address.encode(), 8).hex()), access.log
     try:
         manifest = decode_manifest(await client.snapshot())
         horizon = await access.call(lambda: _needed(log, manifest))
@@ -48,4 +49,11 @@ async def take_snapshot(access: NodeAccess, client: Client, path: Path) -> Loade
         raise Failed(f"the snapshot of {client.address} does not hold good: {error}") from None
     finally:
         # What is complete was taken, or is of no use.
-        await access.call(lambda: folder.remove() if folder.is_complete() else None)
+        await access.call(lambda: _drop_fetched(path) if folder.is_complete() else None)
+
+
+def _drop_fetched(path: Path) -> None:
+    """Drops what came from any peer."""
+    for each in path.iterdir():
+        SnapshotFolder(each).remove()
+    SnapshotFolder(path).remove()
