@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.log.succession.leading import read_lead
 from tests.ports import free_port
 from tests.scenarios.machines import Machine, machines
 from tests.waiting import wait_for as until
@@ -47,6 +48,7 @@ def test_a_mesh_goes_on_without_its_coordinator_and_no_job_is_lost_or_done_twice
         lambda: a("lock", "acquire", "x", "--agent", "ada", "--ttl", "10m", code=None).code == 0,
         "the coordinator decides",
     )
+    until(lambda: (row := a.look(read_lead)) is not None and row.settled, "the succession is in force")
     for machine in (b, c):
         machine.work()
     jobs = c.submit_all([{"kind": "acme.step", "payload": {"ms": 50.0, "n": n}} for n in range(JOBS)])

@@ -41,6 +41,7 @@ def test_a_successor_follows_a_silent_coordinator_and_that_one_comes_back(tmp_pa
             await wait_for("the old coordinator follows", lambda: a.log.permissions().chain.head == head)
             await wait_for("it has what the new one decided", lambda: locks_at(a) == {"ada", "bob"})
             assert not leads(a)
+            await a.exchanges.transport.revive(b.address)
             assert held < await lock(a, "third", "ada")
             await wait_for("all nodes agree", lambda: a.digest() == b.digest() == c.digest())
             assert any("this node is the coordinator now" in each for each in b.notices)
