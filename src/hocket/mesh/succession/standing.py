@@ -117,6 +117,9 @@ class Candidate:
             raise Conflict("the succession has ended")
         if not is_quorum((succession,), [*heard, self._log.node]):
             raise Unreachable(f"only {len(heard)} of {len(named)} other named nodes answer: {self._silent}")
+        if not is_elected(chain, [*named, self._log.node], self._newest_settled(chain)):
+            # Votes would only keep the coordinator from being confirmed.
+            raise Conflict("the coordinator has not acted under this succession yet")
         self._term = max(self._term, highest_term(chain, (known.promised.vote,)), *heard.values()) + 1
         candidacy = Candidacy(chain.root.op_id, succession.op_id, head.op_id, self._term, self._log.node)
         own = await self._access.call(lambda: self._witness.vote(candidacy))
