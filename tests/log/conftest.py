@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.log.succession.leading import CoordinatorLead
 from tests import stores
 from tests.stores import STORES, StoreKind
 
@@ -49,3 +50,9 @@ def store_kind(request: pytest.FixtureRequest) -> Iterator[StoreKind]:
 def store_url(store_kind: StoreKind, tmp_path: Path) -> str:
     """Where a store is kept that can be opened again."""
     return store_kind.address(tmp_path)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator decides without asking the nodes that may follow it: these tests are about what is on the log."""
+    monkeypatch.setattr(CoordinatorLead, "bound_by", lambda self, session, permissions: ())

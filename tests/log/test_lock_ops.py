@@ -90,7 +90,7 @@ def test_an_early_and_a_late_offer_make_nothing_be_folded_again(monkeypatch: pyt
     log.admit(sent([*INTRODUCTIONS, *script.ops]))
     before = scope(log)
     folded: list[object] = []
-    monkeypatch.setattr(Projection, "_refold", lambda self, subject, permissions: folded.append(subject))
+    monkeypatch.setattr(Projection, "refold", lambda self, subject, permissions: folded.append(subject))
     late = Script(first=100)
     offers = [late.say(B, wall, acquire("two", wait=60_000)) for wall in (10, 19, 40)]
     accepted = late.say(A, 30, AcceptOffer(LOCK, b"", offers[0].id))

@@ -767,7 +767,7 @@ def test_a_missed_tick_that_may_have_been_here_before_is_not_made_again() -> Non
 
 
 @pytest.mark.req("LW-52")
-def test_successions_and_takeovers_are_kept_for_good() -> None:
+def test_successions_and_takeovers_are_kept_for_good(alone: None) -> None:
     """A horizon that a successor moves, and what is decided after it, rest on them."""
     world = World(3)
     owner, second, _ = world.members

@@ -117,7 +117,7 @@ def test_a_new_node_has_what_the_others_have(world: World, folder: SnapshotFolde
         load_snapshot(new.log, folder)
 
 
-def test_a_snapshot_brings_the_takeover_on_which_its_horizon_rests(tmp_path: Path) -> None:
+def test_a_snapshot_brings_the_takeover_on_which_its_horizon_rests(tmp_path: Path, alone: None) -> None:
     world = World(3)
     owner, second, _ = world.members
     owner.retain(ms=HOUR)

@@ -134,7 +134,7 @@ def test_an_agent_of_the_same_name_on_another_node_neither_renews_nor_releases(t
 @pytest.mark.req("VX-06")
 def test_a_hot_scope_is_not_folded_again_whatever_interleaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folded: list[str] = []
-    refold = Projection._refold
+    refold = Projection.refold
 
     def counted(self: Projection, subject: object, permissions: bool) -> None:
         folded.append(subject.family)  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ def test_a_hot_scope_is_not_folded_again_whatever_interleaves(tmp_path: Path, mo
         for place in (a, b):
             async with place.node.lock("k", agent="first"):
                 pass
-        monkeypatch.setattr(Projection, "_refold", counted)
+        monkeypatch.setattr(Projection, "refold", counted)
         await asyncio.gather(rounds(a, "one"), rounds(b, "two"), rounds(b, "three"))
         await until(lambda: scope_of(a) == scope_of(b), "one state")
         assert scope_of(a).fence == 32 and "lock" not in folded

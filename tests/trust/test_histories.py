@@ -453,9 +453,9 @@ def test_what_a_member_may_not_write_makes_nobody_fold_a_job_again(monkeypatch: 
     held = first.say(claim(job_id, first.node))
     before = first.entry(job_id)
     refolds: list[bytes] = []
-    plain = Projection._refold
+    plain = Projection.refold
     monkeypatch.setattr(
-        Projection, "_refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
+        Projection, "refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
     )
     evil = [forger.say(CancelJob(job_id, ""), START + 200_000 + n) for n in range(50)]
     first.clock.now = START + 250_000
@@ -479,9 +479,9 @@ def test_a_batch_of_late_ops_folds_a_job_again_once(monkeypatch: pytest.MonkeyPa
     first.clock.now += 1_000
     first.say(CancelJob(job_id, "first of all"))
     refolds: list[bytes] = []
-    plain = Projection._refold
+    plain = Projection.refold
     monkeypatch.setattr(
-        Projection, "_refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
+        Projection, "refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
     )
     first.receive(late)
     assert refolds == [("job", job_id)]

@@ -4,9 +4,10 @@ that come while it commits.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from hocket.errors import Usage
 from hocket.families.jobs import requests as jobs
 from hocket.families.jobs.requests import Draft
 from hocket.kernel.policy import DEFAULT
-from hocket.log import Transaction
+from hocket.log import Committed, Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.work.batch import BatchResult
@@ -81,8 +82,13 @@ def test_a_job_is_submitted_and_claimed_in_one_transaction(tmp_path: Path) -> No
         async with scene(tmp_path / "home") as here:
             commits: list[int] = []
             log = here.node.runtime.log
-            really = log.commit
-            log.commit = lambda requests, **more: commits.append(len(requests)) or really(requests, **more)  # type: ignore
+            really = log.commit_unconfirmed
+
+            def counted(requests: Sequence[Any], **more: Any) -> Committed:
+                commits.append(len(requests))
+                return really(requests, **more)
+
+            log.commit_unconfirmed = counted  # type: ignore[method-assign]
             job_id = await here.bring()
             assert not here.begun.is_set(), "who brought it goes on before it begins"
             entry = await here.node.peek(lambda session: session.job(job_id))

@@ -291,7 +291,7 @@ class Log:
         with self.store.write(author, at_end=at_end) as session:
             transaction = self.begin(session)
             result = request(transaction)
-            is_led = self.lead.is_shared_out(transaction.projection.permissions)
+            is_led = self.is_shared_out(transaction.projection.permissions)
             decided = self._decided(transaction, firsts) if is_led else {}
             transaction.close(self._sealer.append)
             if changes := transaction.changes if self._bus.is_heard() else None:
@@ -378,6 +378,12 @@ class Log:
             else:
                 self._last_id = next_ulid(self._last_id)
             return self._last_id
+
+    def is_shared_out(self, permissions: Permissions) -> bool:
+        """Whether this node is the coordinator and others may follow it. Most logs have no successions, and load
+        nothing of them.
+        """
+        return permissions.has_successions and self.lead.is_shared_out(permissions)
 
     @cached_property
     def lead(self) -> CoordinatorLead:

@@ -123,7 +123,7 @@ class Committer:
     async def all_confirmed(self) -> None:
         """Waits until everything is confirmed that this node has decided as the coordinator. Raises Unconfirmed."""
         known = self._log.permissions_reader.latest
-        if known is None or not self._log.lead.is_shared_out(known):
+        if known is None or not self._log.is_shared_out(known):
             return
         at = await self._off_loop(self._log.lead.last_own)
         if at is not None:

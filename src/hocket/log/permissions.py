@@ -132,6 +132,11 @@ class Permissions:
         horizon = b"" if self.cut is None else self.cut.horizon
         return content_hash(repr([sorted(map(repr, each)) for each in facts]).encode() + horizon)
 
+    @property
+    def has_successions(self) -> bool:
+        """Whether the owner has ever said who may follow the coordinator."""
+        return self._successions is not None
+
     @cached_property
     def successions(self) -> "Successions":
         """The ops about who is the coordinator, and may be."""

@@ -55,11 +55,12 @@ from hocket.log.projectors import FOLLOWED_UP, follow_up
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.sealing import LogEnd, signed
 from hocket.log.set_judges import Asked, OpDraft, WrittenOp, judge_of_received, write_facts
-from hocket.log.succession.leading import CoordinatorLead
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 from hocket.store.op_rows import fact_body
 
 if TYPE_CHECKING:
+    from hocket.log.permissions import Permissions
+    from hocket.log.succession.leading import CoordinatorLead
     from hocket.log.written.journal import WrittenEntries
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
@@ -132,7 +133,8 @@ class WritableLog(Protocol):
     @property
     def signer(self) -> OpSigner: ...
     @property
-    def lead(self) -> CoordinatorLead: ...
+    def lead(self) -> "CoordinatorLead": ...
+    def is_shared_out(self, permissions: "Permissions") -> bool: ...
     def new_id(self, ms: int) -> bytes: ...
 
 
@@ -191,7 +193,10 @@ class Transaction:
         return self.projection.physical
 
     def _judging_ms(self) -> int:
-        return self._log.lead.judging_ms(self.session, self.projection.permissions, self._log.physical())
+        permissions, physical = self.projection.permissions, self._log.physical()
+        if not self._log.is_shared_out(permissions):
+            return physical
+        return self._log.lead.judging_ms(self.session, permissions, physical)
 
     @property
     def written(self) -> list[bytes]:
@@ -225,8 +230,8 @@ class Transaction:
         """Whether this node, the arbiter, may decide now. It may not while too few of the nodes that may follow it
         answer.
         """
-        permissions, lead = self.projection.permissions, self._log.lead
-        return not lead.is_shared_out(permissions) or lead.fault(self.session, permissions) is None
+        permissions, log = self.projection.permissions, self._log
+        return not log.is_shared_out(permissions) or log.lead.fault(self.session, permissions) is None
 
     @property
     def changes(self) -> Changes:

@@ -105,7 +105,7 @@ def page(
     """
     own_only = None if is_whole(log) else log.node
     permissions = log.permissions_reader.latest
-    is_led = not is_named and permissions is not None and log.lead.is_shared_out(permissions)
+    is_led = not is_named and permissions is not None and log.is_shared_out(permissions)
     if not to.reads_everything:
         # The job of an op decides who may read it, so the roster must be up to date.
         log.settle()

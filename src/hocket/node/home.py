@@ -46,7 +46,7 @@ DATABASE_ENDS = ("", "-wal", "-shm", "-journal", "-waiting")
 _PARTS = (
     *(f"{name}{end}" for name in ("log.db", "replica.db") for end in DATABASE_ENDS),
     *("processes", "blobs", "runs", "output", "secrets", "git", "spool"),
-    *("messages", "read_position", "ended_rows", "revocations", "rules", "checked_states"),
+    *("messages", "read_position", "ended_rows", "revocations", "rules", "checked_states", "written"),
     *("config.toml", "store", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
     *("tls_key", "tempo.changes", "revoked_tokens"),
 )

@@ -21,7 +21,7 @@ from hocket.families.rows import rules as rows
 from hocket.families.rows.requests import RowConflict
 from hocket.kernel.arbitration import Reason
 from hocket.kernel.vocabulary import ClaimWork
-from hocket.log import Log, Transaction, limits
+from hocket.log import Committed, Log, Transaction, limits
 from hocket.log.intake import Intake
 from hocket.mesh.quotas import Quotas
 from hocket.node.rows import RowTable
@@ -99,12 +99,12 @@ def expiry_by_wall_clock(patch: pytest.MonkeyPatch) -> None:
 
 def lost_group_commit(patch: pytest.MonkeyPatch) -> None:
     """Of several requests in one commit the answers go out although nothing was kept."""
-    commit = Log.commit
+    commit = Log.commit_unconfirmed
 
     class Undone(Exception):
         pass
 
-    def careless(self: Log, requests: Sequence[Any], *, beside: bool = False) -> list[Any]:
+    def careless(self: Log, requests: Sequence[Any], *, beside: bool = False) -> Committed:
         if len(requests) < 2:
             return commit(self, requests, beside=beside)
         results: list[Any] = []
@@ -121,9 +121,9 @@ def lost_group_commit(patch: pytest.MonkeyPatch) -> None:
             raise
         except Exception:
             return commit(self, requests)
-        return results
+        return Committed(results, {})
 
-    patch.setattr(Log, "commit", careless)
+    patch.setattr(Log, "commit_unconfirmed", careless)
 
 
 def fence_from_the_row(patch: pytest.MonkeyPatch) -> None:

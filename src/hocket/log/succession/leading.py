@@ -171,8 +171,9 @@ class CoordinatorLead:
         return not self.is_shared_out(permissions) or self.fault(session, permissions) is None
 
     def judging_ms(self, session: Session, permissions: "Permissions", physical_ms: int) -> int:
-        """The clock by which this node ends leases: no lease of a coordinator before it ends early."""
-        if not self.is_shared_out(permissions) or not permissions.chain.head.is_takeover:  # type: ignore[union-attr]
+        """The clock by which this node, the coordinator, ends leases: none that another coordinator gave ends early."""
+        assert permissions.chain.head is not None
+        if not permissions.chain.head.is_takeover:
             return physical_ms
         row = self.row(session, permissions.chain)
         return physical_ms - row.behind_ms if physical_ms < row.behind_until_ms else physical_ms
