@@ -332,6 +332,8 @@ class Gate:
     async def _get_ops(self, request: Request) -> Reply:
         async with self._called(request) as caller:
             with self._hint_streams.answering(caller.node):
+                if is_led(self._access.log):
+                    await confirmed_soon(self._access)
                 return await self._access.call(
                     lambda: self._proved(caller, self._answer(caller, *asked_page(request, caller.node)))
                 )

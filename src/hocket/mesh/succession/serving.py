@@ -15,10 +15,10 @@ from hocket.mesh.gate_requests import Caller, RequestCounts, RequestRefused
 from hocket.mesh.succession import words
 from hocket.mesh.succession.witness import NamedWitness, known_chain
 from hocket.mesh.succession.words import VoteAsk, WitnessAnswer, WitnessAsk, WitnessedAsk, entries_of, read, write
-from hocket.mesh.wire import Reply
+from hocket.mesh.wire import Reply, look
 
 # How long the answer to a request waits for confirmations.
-SOON_S = 2.0
+SOON_S = 1.0
 
 
 class NamedPaths:
@@ -79,7 +79,8 @@ async def confirmed_soon(access: NodeAccess) -> None:
     lead = access.log.lead
     deadline = lead.monotonic() + SOON_S
     with closing(access.listen(about(CONFIRMED))) as changes:
-        if (at := await access.call(lead.last_own)) is None:
+        at = await access.call(lead.last_own)
+        if at is None or not await look(access, lead.may_decide):
             return
         with suppress(Unconfirmed):
             while (left := deadline - lead.monotonic()) > 0 and not await access.call(lambda: lead.is_confirmed(at)):
