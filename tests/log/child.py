@@ -67,8 +67,6 @@ def three_days_later(log: Log) -> None:
 
 
 def prune(log: Log) -> None:
-    horizons.STEP_SUBJECTS = horizons.STEP_ENTRIES = 3
-    horizons.PREPARE_STEP = 4
     log.horizons.follow()
     with log.store.read() as session:
         plan = log.horizons.plan(session)
@@ -92,6 +90,8 @@ def keep(log: Log, what: str, place: Path, calls: int) -> None:
         for _ in write_archive(log, place, log.physical()):
             pass
     elif what == "prune":
+        horizons.STEP_SUBJECTS = horizons.STEP_ENTRIES = 3
+        horizons.PREPARE_STEP = 4
         prune(log)
     elif what == "snapshot":
         write_snapshot(log, place)
