@@ -18,13 +18,9 @@ OVER_EACH = (
     "test_commit",
     "test_locks",
     "test_machine_clock",
-    "test_pruning",
-    "test_pruning_plants",
-    "test_snapshot_states",
-    "test_successions",
 )
-# Those that need a process for each step run over one server alone.
-OVER_POSTGRES = ("test_kills",)
+# Those that take long run over one server alone.
+OVER_POSTGRES = ("test_kills", "test_pruning", "test_pruning_plants")
 # The modules about a log that only one node writes.
 OF_ONE_NODE = ("test_sealing", "test_snapshot_bytes")
 
