@@ -1,6 +1,6 @@
 """A hostile member that has something to hide in a mesh whose log is pruned. It moves horizons and sets rules of its
 own, dates ops to just before the horizon, signs checkpoints of entries that it has not written, speaks in the names of
-others about theirs, and cosigns roots that nobody has. Whoever asks it for ops it sends to a snapshot: a damaged one,
+others about theirs, and cosigns roots that nobody has. Those that ask it for ops get a snapshot: a damaged one,
 one of other chunks, one that stops in the middle, an old one, or one with a horizon or witnesses of its own.
 """
 

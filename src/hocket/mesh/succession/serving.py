@@ -69,7 +69,7 @@ def _reply(body: bytes) -> Reply:
 def is_led(log: Log) -> bool:
     """Whether this node is a coordinator with successors, as far as this process knows."""
     permissions = log.permissions_reader.latest
-    return permissions is not None and log.lead.is_shared_out(permissions)
+    return permissions is not None and log.is_shared_out(permissions)
 
 
 async def confirmed_soon(access: NodeAccess) -> None:
